@@ -1,0 +1,1 @@
+"""Present so that pytest puts this directory on sys.path: tests share helpers through `from fixtures import ...`."""
