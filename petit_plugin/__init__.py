@@ -7,21 +7,32 @@ from petit_plugin._version import __version__
 
 _load.native()
 
-from petit_plugin.ops import linear  # noqa: E402  needs the native module, whose absence is reported above
+# The rest needs the native module, whose absence is reported above.
+from petit_plugin.formats import quantize_mxfp4, quantize_nvfp4  # noqa: E402
+from petit_plugin.ops import fused_moe, linear  # noqa: E402
 from petit_plugin.packing import (  # noqa: E402
+    PackedExperts,
+    PackedExpertsMeta,
     PackedMeta,
     PackedWeight,
     UnpackedWeight,
+    pack_experts,
     pack_mxfp4,
     pack_nvfp4,
 )
 
 __all__ = [
+    "PackedExperts",
+    "PackedExpertsMeta",
     "PackedMeta",
     "PackedWeight",
     "UnpackedWeight",
     "__version__",
+    "fused_moe",
     "linear",
+    "pack_experts",
     "pack_mxfp4",
     "pack_nvfp4",
+    "quantize_mxfp4",
+    "quantize_nvfp4",
 ]

@@ -77,3 +77,38 @@ def isa_name(isa: int, /) -> str: ...
 def isa_built(isa: int, /) -> bool: ...
 def isa_supported(isa: int, /) -> bool: ...
 def openmp_runtime() -> str: ...
+def moe_workspace_bytes(
+    tokens: int, topk: int, hidden: int, intermediate: int, gated: bool, x_dtype: int, /
+) -> int: ...
+def fused_moe(
+    x: int,
+    x_stride: int,
+    x_dtype: int,
+    tokens: int,
+    topk: int,
+    num_experts: int,
+    hidden: int,
+    intermediate: int,
+    format: int,
+    exact: bool,
+    w13: tuple[int, ...],
+    w2: tuple[int, ...],
+    topk_ids: tuple[int, bool],
+    topk_weights: int,
+    expert_map: tuple[int, bool],
+    expert_map_size: int,
+    activation: int,
+    gated: bool,
+    alpha: float,
+    beta: float,
+    limit: float,
+    router_on_input: bool,
+    routed_scale: float,
+    reduce: bool,
+    out: int,
+    out_dtype: int,
+    stage_one: int,
+    workspace: int,
+    threads: int,
+    /,
+) -> None: ...
