@@ -11,8 +11,8 @@ from petit_plugin.checkpoints.errors import UnsupportedCheckpointError
 # (projection or attention module) (scale): ModelOpt k_proj.k_scale, Quark k_proj.output_scale, compressed-tensors
 # self_attn.k_scale, names already fused (qkv_proj.k_scale) or already mapped (attn.k_scale).
 _KV_SCALE = re.compile(
-    r"^(?P<attn>.*?)\.(?:(?P<proj>k|v)_proj\.(?:output_scale|(?P=proj)_scale)"
-    r"|(?:(?:qkv_proj|attn)\.)?(?P<kv>[kv])_scale)$"
+    r"^(?P<attn>.*?)(?:\.(?P<proj>k|v)_proj\.(?:output_scale|(?P=proj)_scale)"
+    r"|(?<!_proj)\.(?:(?:qkv_proj|attn)\.)?(?P<kv>[kv])_scale)$"
 )
 
 
