@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import torch
@@ -66,6 +67,11 @@ def check_packed(weight: object, weight_scale: torch.Tensor, group: int) -> torc
             f"{tuple(packed.shape)}, got {tuple(weight_scale.shape)}: on disk block scales are linear, not swizzled"
         )
     return packed
+
+
+def as_rows(tensor: torch.Tensor) -> torch.Tensor:
+    """[..., K] -> [R, K]; unlike reshape(-1, K), also for empty tensors."""
+    return tensor.reshape(math.prod(tensor.shape[:-1]), tensor.shape[-1])
 
 
 def row_chunks(rows: int, columns: int) -> Iterator[slice]:

@@ -23,6 +23,7 @@ import torch
 
 from petit_plugin.formats import e2m1, e8m0
 from petit_plugin.formats._common import (
+    as_rows,
     block_amax,
     check_finite,
     check_packed,
@@ -60,7 +61,7 @@ def quantize(w: torch.Tensor, *, scale_mode: ScaleMode = "round_up", rounding: R
     if rounding not in get_args(Rounding):
         raise ValueError(f"rounding must be one of {', '.join(get_args(Rounding))}, got {rounding!r}")
     weight = check_weight(w, GROUP)
-    rows = weight.reshape(-1, weight.shape[-1])
+    rows = as_rows(weight)
 
     packed = torch.empty(rows.shape[0], rows.shape[1] // 2, dtype=torch.uint8, device=rows.device)
     scale = torch.empty(rows.shape[0], rows.shape[1] // GROUP, dtype=torch.uint8, device=rows.device)
@@ -71,7 +72,7 @@ def quantize(w: torch.Tensor, *, scale_mode: ScaleMode = "round_up", rounding: R
         scale[part] = (exponent + e8m0.BIAS).to(torch.uint8)
         # A power of two divides exactly (what underflows is far below the first rounding bound), in float32 for every
         # dtype.
-        scaled = rows[part].reshape(-1, rows.shape[1] // GROUP, GROUP) / e8m0.decode(scale[part]).unsqueeze(-1)
+        scaled = _blocks(rows[part]) / e8m0.decode(scale[part]).unsqueeze(-1)
         if rounding == "modelopt":
             negative = scaled <= 0
             codes = e2m1.magnitude_codes(scaled.abs(), ties="zero")
@@ -115,9 +116,14 @@ def dequantize(weight: torch.Tensor, weight_scale: torch.Tensor, dtype: torch.dt
     scales = e8m0.as_codes(weight_scale, "weight_scale")
     packed = check_packed(weight, scales, GROUP)
     k = packed.shape[-1] * 2
-    flat, flat_scales = packed.reshape(-1, k // 2), scales.reshape(-1, k // GROUP)
+    flat, flat_scales = as_rows(packed), as_rows(scales)
     out = torch.empty(flat.shape[0], k, dtype=dtype, device=packed.device)
     for part in row_chunks(*out.shape):
-        values = e2m1.decode_packed(flat[part], dtype).view(-1, k // GROUP, GROUP)
+        values = _blocks(e2m1.decode_packed(flat[part], dtype))
         torch.mul(values, e8m0.decode(flat_scales[part], dtype).unsqueeze(-1), out=out[part].view_as(values))
     return out.view(*packed.shape[:-1], k)
+
+
+def _blocks(rows: torch.Tensor) -> torch.Tensor:
+    """[R, K] -> [R, K/GROUP, GROUP]."""
+    return rows.reshape(rows.shape[0], rows.shape[1] // GROUP, GROUP)

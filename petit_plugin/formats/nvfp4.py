@@ -16,6 +16,7 @@ import torch
 
 from petit_plugin.formats import e2m1, e4m3
 from petit_plugin.formats._common import (
+    as_rows,
     block_amax,
     check_dtype,
     check_finite,
@@ -61,7 +62,7 @@ def quantize(
     float32.
     """
     weight = check_weight(w, GROUP)
-    rows = weight.reshape(-1, weight.shape[-1])
+    rows = as_rows(weight)
     maxima = block_amax_chunked(rows)
     check_finite("w", maxima, "a quantised weight must be finite; check the checkpoint this tensor came from")
     scale_2 = _tensor_scale(maxima, amax, global_scale).to(rows.device)
@@ -76,7 +77,7 @@ def quantize(
         step = (block_scale[part].float() * scale_2).unsqueeze(-1)
         # The division, not a product with the reciprocal: ModelOpt's bits depend on it. It is float32 for every dtype
         # of w.
-        scaled = rows[part].reshape(-1, rows.shape[1] // GROUP, GROUP) / step
+        scaled = _blocks(rows[part]) / step
         codes = e2m1.magnitude_codes(scaled.abs()).bitwise_or_((scaled < 0).to(torch.uint8).mul_(8)).flatten(1)
         torch.bitwise_or(codes[:, 1::2] << 4, codes[:, 0::2], out=packed[part])
     lead = weight.shape[:-1]
@@ -104,10 +105,10 @@ def dequantize(
     factor = _row_factor(global_scale, packed, dtype)
 
     k = packed.shape[-1] * 2
-    flat, flat_scales = packed.reshape(-1, k // 2), scales.reshape(-1, k // GROUP)
+    flat, flat_scales = as_rows(packed), as_rows(scales)
     out = torch.empty(flat.shape[0], k, dtype=dtype, device=packed.device)
     for part in row_chunks(*out.shape):
-        values = e2m1.decode_packed(flat[part], dtype).view(-1, k // GROUP, GROUP)
+        values = _blocks(e2m1.decode_packed(flat[part], dtype))
         values *= e4m3.decode(flat_scales[part], dtype).unsqueeze(-1)
         torch.mul(values.flatten(1), factor[part] if factor.shape[0] > 1 else factor, out=out[part])
     return out.view(*packed.shape[:-1], k)
@@ -179,3 +180,8 @@ def _row_factor(global_scale: torch.Tensor | float, packed: torch.Tensor, dtype:
         )
     spread = scale.reshape(*scale.shape, *([1] * (len(lead) - scale.dim()))).expand(lead)
     return spread.reshape(-1, 1)
+
+
+def _blocks(rows: torch.Tensor) -> torch.Tensor:
+    """[R, K] -> [R, K/GROUP, GROUP]."""
+    return rows.reshape(rows.shape[0], rows.shape[1] // GROUP, GROUP)
