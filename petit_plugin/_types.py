@@ -32,8 +32,8 @@ class PackedMeta:
 class CheckpointTensors(NamedTuple):
     """One layer as the checkpoint has it, validated: bytes, rows of unit stride.
 
-    weight uint8 [n, k/2], low nibble = even k; scale uint8 [n, k/group] (E4M3FN or E8M0 bytes); global_scale float32 [1]
-    or [n], contiguous (ones for MXFP4). `name` is the layer's, for messages.
+    weight uint8 [n, k/2], low nibble = even k; scale uint8 [n, k/group] (E4M3FN or E8M0 bytes); global_scale float32
+    [1] or [n], contiguous (ones for MXFP4). `name` is the layer's, for messages.
     """
 
     format: str

@@ -11,8 +11,8 @@ from typing import Protocol
 
 import torch
 
-from petit_plugin.backends.cpu import CpuBackend
 from petit_plugin._types import CheckpointTensors, PackedMeta
+from petit_plugin.backends.cpu import CpuBackend
 
 Layout = dict[str, tuple[tuple[int, ...], torch.dtype]]
 

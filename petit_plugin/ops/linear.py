@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 
+from petit_plugin._types import GROUP_SIZE, PackedMeta
 from petit_plugin.backends import backend_for
 from petit_plugin.ops.library import DEVICES, LIBRARY
 from petit_plugin.packing.packed_weight import PackedWeight
-from petit_plugin._types import GROUP_SIZE, PackedMeta
 
 _ACTIVATIONS = (torch.bfloat16, torch.float16, torch.float32)
 _WEIGHTS = (*_ACTIVATIONS, torch.float64)
@@ -59,8 +59,8 @@ def _check_weight(
         shape, dtype = layout[name]
         if tensor.shape != shape or tensor.dtype != dtype or not tensor.is_contiguous():
             raise ValueError(
-                f"{name} is {tensor.dtype} {list(tensor.shape)}; a {meta.format} weight [{meta.n}, {meta.k}] packed for "
-                f"{meta.arch} has contiguous {dtype} {list(shape)}"
+                f"{name} is {tensor.dtype} {list(tensor.shape)}; a {meta.format} weight [{meta.n}, {meta.k}] packed "
+                f"for {meta.arch} has contiguous {dtype} {list(shape)}"
             )
         if tensor.device != weight.device:
             raise ValueError(f"{name} is on {tensor.device} but weight on {weight.device}; move it there")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
+from petit_plugin._types import CheckpointTensors
 from petit_plugin.backends import backend_for, default_arch
 from petit_plugin.packing.packed_weight import PackedWeight
-from petit_plugin._types import CheckpointTensors
 from petit_plugin.packing.validate import check_checkpoint
 
 

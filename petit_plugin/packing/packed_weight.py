@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 import torch
 
-from petit_plugin.backends import backend_for
 from petit_plugin._types import PackedMeta, UnpackedWeight
+from petit_plugin.backends import backend_for
 
 _OPTIONAL = frozenset({"row_exponent"})
 

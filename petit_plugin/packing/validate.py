@@ -76,8 +76,8 @@ def check_checkpoint(
         raise ValueError(f"{weight_name} has shape {list(codes.shape)}; it needs at least one row and one group")
     if k % group != 0:
         raise ValueError(
-            f"{weight_name} has shape {list(codes.shape)}, so K = {k}, which is no multiple of the {fmt} group {group}; "
-            f"shard on group boundaries"
+            f"{weight_name} has shape {list(codes.shape)}, so K = {k}, which is no multiple of the {fmt} group "
+            f"{group}; shard on group boundaries"
         )
     if scales.shape != (n, k // group):
         raise ValueError(
@@ -86,6 +86,8 @@ def check_checkpoint(
         )
     if scales.device != codes.device:
         raise ValueError(f"{scale_name} is on {scales.device} but {weight_name} on {codes.device}; move it there")
+    if codes.device.type == "meta":
+        raise ValueError(f"{weight_name} is on the meta device, without data; load the checkpoint first")
     if fmt == "nvfp4":
         factor = check_global_scale(global_scale, label(name, "global_scale"), n, codes.device)
     else:
