@@ -78,7 +78,7 @@ def isa_built(isa: int, /) -> bool: ...
 def isa_supported(isa: int, /) -> bool: ...
 def openmp_runtime() -> str: ...
 def moe_workspace_bytes(
-    tokens: int, topk: int, hidden: int, intermediate: int, gated: bool, x_dtype: int, /
+    tokens: int, topk: int, hidden: int, intermediate: int, gated: bool, x_dtype: int, budget: int, /
 ) -> int: ...
 def fused_moe(
     x: int,
@@ -109,6 +109,7 @@ def fused_moe(
     out_dtype: int,
     stage_one: int,
     workspace: int,
+    budget: int,
     threads: int,
     /,
 ) -> None: ...

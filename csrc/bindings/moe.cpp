@@ -32,19 +32,21 @@ cpu::IndexArray indices(const Index& index) { return {pointer<const void>(std::g
 void bind_moe(py::module_& m) {
     m.def(
         "moe_workspace_bytes",
-        [](int64_t tokens, int64_t topk, int64_t hidden, int64_t intermediate, bool gated, int x_dtype) {
+        [](int64_t tokens, int64_t topk, int64_t hidden, int64_t intermediate, bool gated, int x_dtype,
+           int64_t budget) {
             const int64_t n13 = gated ? 2 * intermediate : intermediate;
             const auto type = static_cast<cpu::DType>(x_dtype);
-            return cpu::plan_moe(tokens, topk, n13, intermediate, hidden, type).workspace_bytes;
+            return cpu::plan_moe(tokens, topk, n13, intermediate, hidden, type, budget).workspace_bytes;
         },
-        "Bytes of scratch memory fused_moe needs; bounded in the number of tokens.");
+        "Bytes of scratch memory fused_moe needs for the same sizes and budget.");
     m.def(
         "fused_moe",
         [](uintptr_t x, int64_t x_stride, int x_dtype, int64_t tokens, int64_t topk, int64_t num_experts,
            int64_t hidden, int64_t intermediate, int format, bool exact, const Addresses& w13, const Addresses& w2,
            const Index& topk_ids, uintptr_t topk_weights, const Index& expert_map, int64_t expert_map_size,
            int activation, bool gated, float alpha, float beta, float limit, bool router_on_input, float routed_scale,
-           bool reduce, uintptr_t out, int out_dtype, uintptr_t stage_one, uintptr_t workspace, int threads) {
+           bool reduce, uintptr_t out, int out_dtype, uintptr_t stage_one, uintptr_t workspace, int64_t budget,
+           int threads) {
             py::gil_scoped_release unlocked;
             const cpu::MoeProblem problem{
                 .x = pointer<const void>(x),
@@ -65,6 +67,7 @@ void bind_moe(py::module_& m) {
                 .reduce = reduce,
                 .out = pointer<void>(out),
                 .out_dtype = static_cast<cpu::DType>(out_dtype),
+                .workspace_budget = budget,
                 .intermediate = pointer<void>(stage_one),
             };
             cpu::fused_moe(problem, pointer<void>(workspace), threads, cpu::best_isa());

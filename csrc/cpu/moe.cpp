@@ -13,9 +13,9 @@ namespace petit::cpu {
 namespace {
 
 constexpr int64_t kAlign = 64;
-constexpr int64_t kWorkspaceBudget = int64_t{256} << 20;
 constexpr int64_t kSmallestChunk = 128;  // tokens; below this the weights would be read too often
 constexpr int64_t kColumns = 512;        // columns of one task of the elementwise passes
+constexpr int64_t kSerial = 4096;        // elements that are not worth waking a thread for
 
 int64_t element_size(DType dtype) { return dtype == DType::f32 ? 4 : 2; }
 int64_t align_up(int64_t value, int64_t to) { return (value + to - 1) / to * to; }
@@ -91,6 +91,10 @@ class Chunk {
     }
 
   private:
+    int threads_for(int64_t elements) const {
+        return static_cast<int>(std::clamp<int64_t>(elements / kSerial, 1, threads_));
+    }
+
     int64_t pair(int64_t token, int64_t j) const { return (first_ + token) * p_.topk + j; }
 
     // Counting sort: start_[e] .. start_[e + 1] are expert e's rows, in token order. position_ maps a pair to its row
@@ -152,7 +156,7 @@ class Chunk {
 
     void activate_rows() {
         const int64_t size = p_.w2.k, blocks = blocks_of(size, kColumns), element = element_size(p_.x_dtype);
-        parallel_for(threads_, rows() * blocks, [&](int64_t task, int64_t last) {
+        parallel_for(threads_for(rows() * size), rows() * blocks, [&](int64_t task, int64_t last) {
             for (; task < last; ++task) {
                 const int64_t row = task / blocks, begin = task % blocks * kColumns;
                 activate(p_.activation, sums_ + row * p_.w13.n, p_.w13.expert_bias(local_[row]),
@@ -182,7 +186,7 @@ class Chunk {
 
     void combine() {
         const int64_t hidden = p_.w2.n, blocks = blocks_of(hidden, kColumns);
-        parallel_for(threads_, tokens_ * blocks, [&](int64_t task, int64_t last) {
+        parallel_for(threads_for(tokens_ * p_.topk * hidden), tokens_ * blocks, [&](int64_t task, int64_t last) {
             for (; task < last; ++task) {
                 const int64_t token = task / blocks, begin = task % blocks * kColumns;
                 combine_token(token, begin, std::min(begin + kColumns, hidden));
@@ -230,7 +234,9 @@ class Chunk {
     std::vector<GemmProblem> problems_;
 };
 
-MoePlan plan_of(const MoeProblem& p) { return plan_moe(p.tokens, p.topk, p.w13.n, p.w2.k, p.w2.n, p.x_dtype); }
+MoePlan plan_of(const MoeProblem& p) {
+    return plan_moe(p.tokens, p.topk, p.w13.n, p.w2.k, p.w2.n, p.x_dtype, p.workspace_budget);
+}
 
 }  // namespace
 
@@ -246,10 +252,11 @@ WeightView ExpertBank::expert(int64_t index) const {
             exact};
 }
 
-MoePlan plan_moe(int64_t tokens, int64_t topk, int64_t n13, int64_t intermediate, int64_t hidden, DType x_dtype) {
+MoePlan plan_moe(int64_t tokens, int64_t topk, int64_t n13, int64_t intermediate, int64_t hidden, DType x_dtype,
+                 int64_t budget) {
     if (tokens == 0 || topk == 0) return {0, 0};
     const int64_t per_token = Layout(topk, n13, intermediate, hidden, x_dtype).bytes;
-    const int64_t most = std::max(kSmallestChunk, kWorkspaceBudget / per_token);
+    const int64_t most = std::max(kSmallestChunk, budget / per_token);
     const int64_t chunk = blocks_of(tokens, blocks_of(tokens, most));  // equal chunks
     return {chunk, Layout(chunk * topk, n13, intermediate, hidden, x_dtype).bytes};
 }

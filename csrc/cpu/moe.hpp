@@ -62,6 +62,7 @@ struct MoeProblem {
     bool reduce;  // false: out is [tokens, topk, w2.n], the terms of the sum, zero where there is no expert
     void* out;    // contiguous
     DType out_dtype;
+    int64_t workspace_budget;  // bytes; more tokens than fit are done in chunks (a chunk has at least 128)
     void* intermediate;  // or null; else [tokens, topk, w2.k] of x's type receives a; rows of absent experts are kept
 };
 
@@ -70,7 +71,8 @@ struct MoePlan {
     int64_t chunk_tokens;
     int64_t workspace_bytes;
 };
-MoePlan plan_moe(int64_t tokens, int64_t topk, int64_t n13, int64_t intermediate, int64_t hidden, DType x_dtype);
+MoePlan plan_moe(int64_t tokens, int64_t topk, int64_t n13, int64_t intermediate, int64_t hidden, DType x_dtype,
+                 int64_t budget);
 
 // `workspace` must hold plan_moe(...).workspace_bytes and be 64-byte aligned; its contents do not matter. Throws
 // std::invalid_argument, before anything is written, when an expert id or an expert_map entry is out of range.

@@ -12,6 +12,8 @@ from petit_plugin.backends.cpu import DTYPES, FORMATS
 
 logger = logging.getLogger("petit_plugin.backends.cpu")
 
+WORKSPACE_BUDGET = 256 << 20  # bytes; longer batches are done in chunks of tokens
+
 
 def _pointer(tensor: torch.Tensor | None) -> int:
     return 0 if tensor is None else tensor.data_ptr()
@@ -46,7 +48,9 @@ class CpuMoe:
         expert_map = None if call.expert_map is None else call.expert_map.contiguous()
         dtype = DTYPES[x.dtype]
         workspace = allocate_workspace(
-            _native.moe_workspace_bytes(call.tokens, call.topk, call.hidden, call.intermediate, call.gated, dtype)
+            _native.moe_workspace_bytes(
+                call.tokens, call.topk, call.hidden, call.intermediate, call.gated, dtype, WORKSPACE_BUDGET
+            )
         )
         _native.fused_moe(
             x.data_ptr(),
@@ -77,6 +81,7 @@ class CpuMoe:
             DTYPES[out.dtype],
             _pointer(intermediate),
             workspace.data_ptr(),
+            WORKSPACE_BUDGET,
             torch.get_num_threads(),
         )
 
