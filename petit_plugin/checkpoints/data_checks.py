@@ -20,8 +20,8 @@ def scale_problem(matrix: Fp4Matrix, layer: Fp4Layer) -> str | None:
         start = block * group // 2
         if bool((matrix.weight[row, start : start + group // 2] & 0x77).any()):
             return (
-                f"layer {matrix.name}: {layer.scale.name} is NaN at row {row}, block {block} of a block that is not zero: "
-                "the checkpoint is damaged, export it again"
+                f"layer {matrix.name}: {layer.scale.name} is NaN at row {row}, block {block}, where weights are not "
+                "zero: the checkpoint is damaged, export it again"
             )
     factor = matrix.global_scale
     if factor is not None and layer.global_scale is not None and not bool(torch.isfinite(factor).all()):

@@ -53,7 +53,7 @@ def reported() -> Iterator[None]:
     def stop(signum: int, frame: FrameType | None) -> NoReturn:
         raise KeyboardInterrupt
 
-    signal.signal(signal.SIGTERM, stop)
+    previous = signal.signal(signal.SIGTERM, stop)
     try:
         yield
     except UsageError as error:
@@ -71,6 +71,8 @@ def reported() -> Iterator[None]:
     except OSError as error:
         say(f"error: {error.filename or 'file system'}: {error.strerror or error}")
         raise typer.Exit(1) from None
+    finally:
+        signal.signal(signal.SIGTERM, previous)
 
 
 def size(nbytes: float) -> str:
