@@ -107,14 +107,22 @@ print(in_child(body), in_child(body))
 
 
 def test_fork_after_use() -> None:
-    """The parent's threads do not exist in the child; it must neither wait for them nor differ in a bit."""
+    """The parent's threads do not exist in the child; it must neither wait for them nor differ in a bit, and
+    it says that it is slower."""
     code = (
         LAYER
         + """
 torch.set_num_threads(2)
 expected = linear()
+import logging
+lines = []
+class Lines(logging.Handler):
+    def emit(self, record):
+        lines.append((record.levelname, record.getMessage()))
+logging.getLogger("petit_plugin").addHandler(Lines())
 def body():
-    assert torch.equal(linear(), expected)
+    assert torch.equal(linear(), expected) and torch.equal(linear(), expected)
+    assert len(lines) == 1 and lines[0][0] == "WARNING" and "lost in a fork" in lines[0][1], lines
 status = in_child(body)
 assert torch.equal(linear(), expected)
 print(status)
