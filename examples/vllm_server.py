@@ -17,6 +17,8 @@ from pathlib import Path
 from types import FrameType, TracebackType
 
 LOG_TAIL = 40
+# SIGKILL last, also after a clean exit: workers may outlive their parent.
+PATIENCE = ((signal.SIGINT, 15.0), (signal.SIGTERM, 5.0), (signal.SIGKILL, 5.0))
 
 # Local files only, no usage statistics, a KV cache of 1 GiB. `--gpu-memory-utilization` is, on the CPU, the share of
 # RAM that must be free at start; the default of 0.92 refuses most machines.
@@ -132,8 +134,7 @@ class VllmServer:
         process, self._process = self._process, None
         if process is None:
             return
-        # SIGKILL last, also after a clean exit: workers may outlive their parent.
-        for number, patience in ((signal.SIGINT, 15.0), (signal.SIGTERM, 5.0), (signal.SIGKILL, 5.0)):
+        for number, patience in PATIENCE:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, number)
             with contextlib.suppress(subprocess.TimeoutExpired):

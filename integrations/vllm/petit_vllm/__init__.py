@@ -21,11 +21,12 @@ def register() -> None:
     try:
         from petit_vllm.config import register_methods
         from petit_vllm.modelopt_json import accept_more_algorithms
+
+        register_methods()
+        accept_more_algorithms()
     except ImportError as error:
         if not (error.name or "").startswith("vllm"):
             raise
         raise RuntimeError(compat.incompatible_message(error)) from error
     compat.adopt_vllm_logging()
     compat.warn_if_untested()
-    register_methods()
-    accept_more_algorithms()
