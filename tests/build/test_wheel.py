@@ -129,9 +129,8 @@ def check_contents(site: Path) -> None:
     assert "Requires-Dist: torch>=2.5" in metadata and "Requires-Dist: vllm" not in metadata
 
 
-def test_editable_install(tmp_path: Path) -> None:
+def test_editable_install(tree: Path, tmp_path: Path) -> None:
     """`pip install -e .`: both packages import from the tree, from anywhere, and new modules are seen at once."""
-    tree = copy_sources(tmp_path / "clone")
     bare, variables = environment(tree, sys.executable, tmp_path / "venv")
     run([bare, "-m", "pip", "install", "-q", "--no-deps", "-e", str(tree)], env=variables)
     (tree / "petit_plugin" / "late.py").write_text("value = 7\n")
