@@ -99,6 +99,13 @@ class VllmServer:
             raise
         return self
 
+    @property
+    def process_group(self) -> int:
+        """Id of the process group that holds the server and everything it started."""
+        if self._process is None:
+            raise ServerError("the server is not running")
+        return self._process.pid
+
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
