@@ -10,12 +10,14 @@
 // decode   (few rows of x): one FMA per 8 weights and row of x; the sum of each group is multiplied by its block scale
 //          once, in the same vectors: 3 instructions per vector and group. In all about 4.2 instructions per 8 weights
 //          at one row, 4.5 bytes of memory (NVFP4) or 4.25 (MXFP4).
+//          One row alone goes through integers instead where it fits them: simd_fixed_avx2.hpp.
 // tile     weights times scales (exact in float32) for 16 rows x 256 k fit half of the first-level cache; the register
 //          tile is 3 rows of x by 16 rows of w by 2 k: 12 FMA for 7 loads.
 #include <immintrin.h>
 
 #include "kernels.hpp"
 #include "simd_driver.hpp"
+#include "simd_fixed_avx2.hpp"
 
 namespace petit::cpu {
 namespace {
@@ -73,6 +75,16 @@ inline __m256i load(const void* p) { return _mm256_load_si256(static_cast<const 
 // Weights may lie anywhere: a tensor may be a view into a file.
 inline __m256i load_codes(const uint8_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
 
+// `= {}` makes gcc 12 clear an array in memory and keep it there.
+template <int A, int B, int C>
+inline void clear(__m256 (&sums)[A][B][C]) {
+    for (int a = 0; a < A; ++a) {
+        for (int b = 0; b < B; ++b) {
+            for (int c = 0; c < C; ++c) sums[a][b][c] = _mm256_setzero_ps();
+        }
+    }
+}
+
 template <int Offset>
 struct Expand {
     const __m256i high = load(kBytes<Offset>.high), low = load(kBytes<Offset>.low);
@@ -115,10 +127,12 @@ inline void decode_halves(const WeightView& w, int64_t block, const float* x, fl
     const uint8_t* unit = w.weight + block * w.k * 8;
     const uint8_t* scale = w.scale + block * (w.k / group) * kRowBlock;
     const Expand<F == Format::nvfp4 ? kDecodeOffset : 0> expand;
-    __m256 total[R][H][2] = {};
+    __m256 total[R][H][2];
+    clear(total);
     for (int64_t k0 = 0; k0 < w.k; k0 += kChunk) {
         const int64_t k1 = k0 + kChunk < w.k ? k0 + kChunk : w.k;
-        __m256 sum[R][H][2] = {};
+        __m256 sum[R][H][2];
+        clear(sum);
         for (int64_t k = k0; k < k1; k += group) {
             const __m256i bytes = load_scales(scale);
             for (int u = 0; u < group / 8; ++u) {
@@ -126,6 +140,7 @@ inline void decode_halves(const WeightView& w, int64_t block, const float* x, fl
             }
             for (int h = 0; h < H; ++h) {  // outside the units: two sums per row of x are all that lives in registers
                 __m256 part[R][2];
+#pragma GCC unroll 1  // unrolled, gcc 12 runs out of registers
                 for (int u = 0; u < group / 8; ++u) {
                     __m256 value[4][2];
                     expand(load_codes(unit + u * 64 + (First + h) * 32), value);
@@ -159,6 +174,40 @@ inline void decode_halves(const WeightView& w, int64_t block, const float* x, fl
             _mm256_store_ps(sums[r] + 8 * (First + h), _mm256_hadd_ps(total[r][h][0], total[r][h][1]));
         }
     }
+}
+
+// One row of x as integers; sums of a row block in row order. Scales are those of decode_halves.
+template <Format F>
+void decode_fixed_groups(const WeightView& w, int64_t block, const FixedGroup* x, float* sums) {
+    constexpr int group = kGroup<F>;
+    const uint8_t* unit = w.weight + block * w.k * 8;
+    const uint8_t* scale = w.scale + block * (w.k / group) * kRowBlock;
+    const __m256i table = load(kShiftedE2M1), nibbles = _mm256_set1_epi8(15);
+    __m256 total[2] = {_mm256_setzero_ps(), _mm256_setzero_ps()};
+    for (int64_t k0 = 0; k0 < w.k; k0 += kChunk) {
+        const int64_t k1 = k0 + kChunk < w.k ? k0 + kChunk : w.k;
+        __m256 sum[2] = {_mm256_setzero_ps(), _mm256_setzero_ps()};
+        for (int64_t k = k0; k < k1; k += group) {
+            for (int u = 0; u < group / 8; ++u) {
+                _mm_prefetch(reinterpret_cast<const char*>(unit + u * 64 + kPrefetch), _MM_HINT_T0);
+            }
+            for (int h = 0; h < 2; ++h) {
+                __m256i exact = fixed_sum(unit + 32 * h, x[0], table, nibbles);
+                if constexpr (group == 32) {
+                    exact = _mm256_add_epi32(exact, fixed_sum(unit + 128 + 32 * h, x[1], table, nibbles));
+                }
+                const __m256 value = _mm256_mul_ps(_mm256_cvtepi32_ps(exact), _mm256_set1_ps(x[0].unit));
+                const __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(scale + 8 * h));
+                const __m256i bits = _mm256_slli_epi32(_mm256_cvtepu8_epi32(bytes), F == Format::nvfp4 ? 20 : 23);
+                sum[h] = _mm256_fmadd_ps(value, _mm256_castsi256_ps(bits), sum[h]);
+            }
+            unit += group * 8;
+            scale += kRowBlock;
+            x += group / 16;
+        }
+        for (int h = 0; h < 2; ++h) total[h] = _mm256_add_ps(total[h], sum[h]);
+    }
+    for (int h = 0; h < 2; ++h) _mm256_store_ps(sums + 8 * h, total[h]);
 }
 
 template <Format F>
@@ -217,6 +266,34 @@ struct Avx2 {
         decode_format<Format::mxfp4, R>(w, block, x, sums);
     }
 
+    // A single row of x has an integer form as large as itself; see simd_fixed_avx2.hpp.
+    static int64_t prepare_fixed(const WeightView& w, const float* x, float* out) {
+        FixedGroup* const groups = reinterpret_cast<FixedGroup*>(out);
+        return w.format == Format::nvfp4 ? store_fixed<kGroup<Format::nvfp4>>(x, w.k, kDecodeOffset, groups)
+                                         : store_fixed<kGroup<Format::mxfp4>>(x, w.k, 0, groups);
+    }
+
+    static void decode_fixed(const WeightView& w, int64_t block, const float* x, const float* fixed, int64_t inexact,
+                             float* sums) {
+        const FixedGroup* const groups = reinterpret_cast<const FixedGroup*>(fixed);
+        const bool nvfp4 = w.format == Format::nvfp4;
+        if (nvfp4) {
+            decode_fixed_groups<Format::nvfp4>(w, block, groups, sums);
+        } else {
+            decode_fixed_groups<Format::mxfp4>(w, block, groups, sums);
+        }
+        if (inexact == 0) return;
+        const int group = nvfp4 ? kGroup<Format::nvfp4> : kGroup<Format::mxfp4>;
+        const float back = static_cast<float>(power_of_two(-decode_residual(w.format)));
+        alignas(32) float panel[32 * kRowBlock], rest[kRowBlock] = {};
+        for (int64_t i = 0; i < inexact; ++i) {
+            const int64_t k0 = groups[i].inexact * int64_t{group};
+            dequantize(w, block, k0, k0 + group, panel);
+            tile<1, 1>(panel, x + k0, group / kStep, rest);
+        }
+        for (int r = 0; r < kRowBlock; ++r) sums[r] += rest[r] * back;
+    }
+
     static void dequantize(const WeightView& w, int64_t block, int64_t k0, int64_t k1, float* out) {
         if (w.format == Format::nvfp4) return dequantize_panel<Format::nvfp4>(w, block, k0, k1, out);
         dequantize_panel<Format::mxfp4>(w, block, k0, k1, out);
@@ -225,19 +302,20 @@ struct Avx2 {
     template <int R, int B>
     static void tile(const float* panel, const float* x, int64_t steps, float* sums) {
         static_assert(B == 1);
-        __m256 sum[R][4] = {};
+        __m256 sum[R][1][4];
+        clear(sum);
         for (int64_t step = 0; step < steps; ++step, panel += 32, x += 2 * R) {
             __m256 pair[R];
             for (int r = 0; r < R; ++r) pair[r] = broadcast_pair(x + 2 * r);
             for (int v = 0; v < 4; ++v) {
                 const __m256 value = _mm256_load_ps(panel + 8 * v);
-                for (int r = 0; r < R; ++r) sum[r][v] = _mm256_fmadd_ps(value, pair[r], sum[r][v]);
+                for (int r = 0; r < R; ++r) sum[r][0][v] = _mm256_fmadd_ps(value, pair[r], sum[r][0][v]);
             }
         }
         for (int r = 0; r < R; ++r) {
             for (int h = 0; h < 2; ++h) {
                 float* const to = sums + r * kRowBlock + 8 * h;
-                const __m256 rows = _mm256_hadd_ps(sum[r][2 * h], sum[r][2 * h + 1]);
+                const __m256 rows = _mm256_hadd_ps(sum[r][0][2 * h], sum[r][0][2 * h + 1]);
                 _mm256_store_ps(to, _mm256_add_ps(_mm256_load_ps(to), rows));
             }
         }

@@ -49,46 +49,52 @@ inline int row_shift(uint32_t largest) {
     return exponent;
 }
 
-inline uint32_t finite_magnitude(uint32_t bits) {
-    const uint32_t magnitude = bits & 0x7fffffffu;
-    return magnitude < 0x7f800000u ? magnitude : 0u;
+// Largest of eight uint32.
+inline uint32_t largest_of(__m256i v) {
+    alignas(32) uint32_t lane[8];
+    _mm256_store_si256(reinterpret_cast<__m256i*>(lane), v);
+    uint32_t largest = 0;
+    for (uint32_t value : lane) largest = value > largest ? value : largest;
+    return largest;
 }
 
-inline void load_float_row(const void* row, int64_t k, DType dtype, float* out) {
-    const uint16_t* half = static_cast<const uint16_t*>(row);
-    switch (dtype) {
-        case DType::bf16:
-            for (int64_t i = 0; i < k; ++i) out[i] = bf16_to_float(half[i]);
-            return;
-        case DType::f16:
-            for (int64_t i = 0; i < k; i += 8) {
-                _mm256_storeu_ps(out + i, _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(half + i))));
-            }
-            return;
-        case DType::f32:
-            break;
+// Eight elements of a row from i on, as float32 bits. k is a multiple of 16.
+inline __m256i load_eight(const void* row, int64_t i, DType dtype) {
+    if (dtype == DType::f32)
+        return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(static_cast<const float*>(row) + i));
+    const uint16_t* half = static_cast<const uint16_t*>(row) + i;
+    const __m128i bits = _mm_loadu_si128(reinterpret_cast<const __m128i*>(half));
+    if (dtype == DType::f16) return _mm256_castps_si256(_mm256_cvtph_ps(bits));
+    return _mm256_slli_epi32(_mm256_cvtepu16_epi32(bits), 16);
+}
+
+// The row as float32; returns the bits of its largest finite magnitude.
+template <DType Type>
+inline uint32_t load_row(const void* row, int64_t k, float* out) {
+    const __m256i magnitude = _mm256_set1_epi32(0x7fffffff), infinity = _mm256_set1_epi32(0x7f800000);
+    __m256i largest = _mm256_setzero_si256();
+    for (int64_t i = 0; i < k; i += 8) {
+        const __m256i bits = load_eight(row, i, Type);
+        _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + i), bits);
+        const __m256i absolute = _mm256_and_si256(bits, magnitude);
+        const __m256i finite = _mm256_and_si256(absolute, _mm256_cmpgt_epi32(infinity, absolute));
+        largest = _mm256_max_epu32(largest, finite);
     }
-    std::memcpy(out, row, static_cast<size_t>(k) * sizeof(float));
+    return largest_of(largest);
 }
 
 // One row into its place in a block of R rows (`out` points at its first element there); returns the exponent.
 // `work` holds k floats.
 template <int Step>
 int store_row(const void* row, int64_t k, DType dtype, int64_t R, float* out, float* work) {
-    float* line = R == 1 ? out : work;
-    load_float_row(row, k, dtype, line);
-    int shift = 0;
-    if (dtype != DType::f16) {  // every float16 lies inside the window
-        uint32_t largest = 0;
-        for (int64_t i = 0; i < k; ++i) {
-            const uint32_t magnitude = finite_magnitude(bits_as<uint32_t>(line[i]));
-            largest = magnitude > largest ? magnitude : largest;
-        }
-        shift = row_shift(largest);
-        if (shift != 0) {
-            const double factor = power_of_two(-shift);
-            for (int64_t i = 0; i < k; ++i) line[i] = static_cast<float>(line[i] * factor);
-        }
+    float* const line = R == 1 ? out : work;
+    const uint32_t largest = dtype == DType::bf16  ? load_row<DType::bf16>(row, k, line)
+                             : dtype == DType::f16 ? load_row<DType::f16>(row, k, line)
+                                                   : load_row<DType::f32>(row, k, line);
+    const int shift = row_shift(largest);
+    if (shift != 0) {
+        const double factor = power_of_two(-shift);
+        for (int64_t i = 0; i < k; ++i) line[i] = static_cast<float>(line[i] * factor);
     }
     if (R == 1) return shift;
     for (int64_t i = 0; i < k / Step; ++i) std::memcpy(out + i * R * Step, line + i * Step, Step * sizeof(float));
@@ -97,14 +103,9 @@ int store_row(const void* row, int64_t k, DType dtype, int64_t R, float* out, fl
 
 // The same for a kernel that multiplies bfloat16 pairs: bits are copied unless the row has to be shifted.
 template <int Step>
-int store_row(const void* row, int64_t k, DType, int64_t R, uint16_t* out, float*) {
+int store_row(const void* row, int64_t k, DType, int64_t R, uint16_t* out, float* work) {
     const uint16_t* x = static_cast<const uint16_t*>(row);
-    uint32_t largest = 0;
-    for (int64_t i = 0; i < k; ++i) {
-        const uint32_t magnitude = finite_magnitude(static_cast<uint32_t>(x[i]) << 16);
-        largest = magnitude > largest ? magnitude : largest;
-    }
-    const int shift = row_shift(largest);
+    const int shift = row_shift(load_row<DType::bf16>(row, k, work));
     if (shift == 0) {
         for (int64_t i = 0; i < k / Step; ++i) std::memcpy(out + i * R * Step, x + i * Step, Step * sizeof(uint16_t));
         return 0;
@@ -112,7 +113,7 @@ int store_row(const void* row, int64_t k, DType, int64_t R, uint16_t* out, float
     // Exact for every element that is not 2^-126 times the row's largest, since a bfloat16 only changes its exponent.
     const double factor = power_of_two(-shift);
     for (int64_t i = 0; i < k; ++i) {
-        const float value = static_cast<float>(bf16_to_float(x[i]) * factor);
+        const float value = static_cast<float>(work[i] * factor);
         out[i / Step * R * Step + i % Step] = static_cast<uint16_t>(bits_as<uint32_t>(value) >> 16);
     }
     return shift;

@@ -45,7 +45,7 @@ struct Avx512 {
     static constexpr int kStep = Ops::kStep;
     static constexpr int kOperands = 8 / kStep;  // of 16 lanes, in 64 bytes of weights
     static constexpr int kDecodeRows = 12;       // 24 registers hold sums
-    static constexpr int64_t kDecodeMost = 24;
+    static constexpr int64_t kDecodeMost = 16;
     static constexpr int kTileRows = 14;  // times two row blocks: 28 registers hold sums
     static constexpr int kTileBlocks = 2;
     static constexpr int64_t kPanel = 256;

@@ -8,6 +8,7 @@
 //   decode<R>(w, block, x, sums)             sums[R][16] of one row block over all k, times 2^-decode_residual(format)
 //   decode_residual(format)
 //   dequantize(w, block, k0, k1, out)        exact values of one row block, in the order tile() reads them
+//   prepare_fixed, decode_fixed              optional: one row of x in integers, written behind its float32 form
 //   tile<R, B>(panels, x, steps, sums)       adds to sums[B][R][16] what B panels give with R rows of x
 // decode streams the weights once from memory through registers; the tile path turns kPanel of k of some row blocks at
 // a time into numbers that stay in the caches while all rows of x pass over them.
@@ -75,6 +76,7 @@ constexpr int64_t kThreadWork = 96 << 10;             // weight bytes (times pas
 template <class K>
 class Driver {
     using X = typename K::X;
+    static constexpr bool kFixed = requires { &K::decode_fixed; };
 
     struct Item {  // rows m0 .. m0 + m of one problem
         const GemmProblem* p;
@@ -84,6 +86,10 @@ class Driver {
         int64_t first_task, tasks, blocks, task_blocks;
         X* x;
         int32_t* shift;
+        int64_t inexact;  // groups that the integer form leaves out, or -1: there is no integer form
+
+        bool may_be_fixed() const { return kFixed && m == 1; }
+        int64_t elements() const { return m * p->w.k * (may_be_fixed() ? 2 : 1); }
     };
 
   public:
@@ -104,12 +110,12 @@ class Driver {
             const RowBlocks pieces(p.m, kMostRows);
             for (int64_t piece = 0; piece < pieces.count; ++piece) {
                 const int64_t m = pieces.size(piece);
-                if (count_ > 0 && (elements + m * p.w.k) * static_cast<int64_t>(sizeof(X)) > kScratchBytes) {
+                if (count_ > 0 && (elements + 2 * m * p.w.k) * static_cast<int64_t>(sizeof(X)) > kScratchBytes) {
                     flush(x_memory.reserve(elements), shift_memory.reserve(rows), rows);
                     elements = rows = 0;
                 }
                 append(p, pieces.first(piece), m);
-                elements += m * p.w.k;
+                elements += items_[count_ - 1].elements();
                 rows += m;
             }
         }
@@ -126,9 +132,10 @@ class Driver {
         const int64_t most = blocks / (4 * threads_) / K::kTileBlocks * K::kTileBlocks;
         if (task_blocks > most) task_blocks = most > K::kTileBlocks ? most : K::kTileBlocks;
         const int64_t tasks = (blocks + task_blocks - 1) / task_blocks;
-        new (&items_[count_++]) Item{&p,          m0,      m,      RowBlocks(m, decode ? K::kDecodeRows : K::kTileRows),
-                                     decode,      tasks_,  tasks,  blocks,
-                                     task_blocks, nullptr, nullptr};
+        new (&items_[count_++])
+            Item{&p,          m0,      m,       RowBlocks(m, decode ? K::kDecodeRows : K::kTileRows),
+                 decode,      tasks_,  tasks,   blocks,
+                 task_blocks, nullptr, nullptr, -1};
         tasks_ += tasks;
         work_ += blocks * kRowBlock * p.w.k / 2 * (1 + m / 4);
     }
@@ -138,7 +145,7 @@ class Driver {
         for (int64_t i = 0; i < count_; ++i) {
             items_[i].x = x + elements;
             items_[i].shift = shift;
-            elements += items_[i].m * items_[i].p->w.k;
+            elements += items_[i].elements();
             shift += items_[i].m;
         }
         const int64_t useful = 1 + work_ / kThreadWork;
@@ -157,7 +164,7 @@ class Driver {
         const FloatMode mode;
         const int64_t element = x_dtype_ == DType::f32 ? 4 : 2;
         for (int64_t i = 0, first = 0; i < count_ && first < end; first += items_[i++].m) {
-            const Item& item = items_[i];
+            Item& item = items_[i];
             const int64_t k = item.p->w.k;
             for (int64_t r = begin > first ? begin - first : 0; r < item.m && first + r < end; ++r) {
                 const int64_t source = item.p->x_rows ? item.p->x_rows[item.m0 + r] : item.m0 + r;
@@ -166,6 +173,9 @@ class Driver {
                 X* out = item.x + block_row * k + (r - block_row) * K::kStep;
                 item.shift[r] =
                     store_row<K::kStep>(row, k, x_dtype_, item.rows.size(block), out, line_memory.reserve(k));
+                if constexpr (kFixed) {
+                    if (item.may_be_fixed()) item.inexact = K::prepare_fixed(item.p->w, item.x, item.x + k);
+                }
             }
         }
     }
@@ -196,7 +206,10 @@ class Driver {
             const Epilogue epilogue(*item.p, block * kRowBlock, K::decode_residual(w.format), y_dtype_);
             for (int64_t pass = 0; pass < item.rows.count; ++pass) {
                 const int64_t first = item.rows.first(pass), rows = item.rows.size(pass);
-                kDecode[rows - 1](w, block, item.x + first * w.k, sums);
+                if constexpr (kFixed) {
+                    if (item.inexact >= 0) K::decode_fixed(w, block, item.x, item.x + w.k, item.inexact, sums[0]);
+                }
+                if (item.inexact < 0) kDecode[rows - 1](w, block, item.x + first * w.k, sums);
                 for (int64_t r = 0; r < rows; ++r) {
                     epilogue.store(item.m0 + first + r, item.shift[first + r], sums[r]);
                 }

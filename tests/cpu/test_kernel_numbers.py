@@ -85,6 +85,26 @@ def test_special_values_follow_float_arithmetic(kernel: str, m: int, rng: np.ran
         assert_close(y, reference(x, layer.values), norm=False)
 
 
+@pytest.mark.parametrize("fmt", ["nvfp4", "mxfp4"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("groups", [1, 3, 40])
+def test_tiny_beside_large(kernel: str, fmt: str, dtype: torch.dtype, groups: int, rng: np.random.Generator) -> None:
+    """One row, some of whose groups hold numbers so far apart that no common integer scale fits them (AVX2 uses one):
+    their large elements meet zero weights, so that the tiny ones decide the result."""
+    k = 4096
+    codes = rng.integers(0, 16, (20, k))
+    x = random_activations(rng, (1, k), dtype)
+    for group in rng.choice(k // 32, groups, replace=False):
+        column = 32 * group + int(rng.integers(32))
+        x[0, 32 * group : 32 * group + 32] *= 2.0**-9
+        x[0, column] = 3000.0
+        codes[:, column] = rng.choice([0, 8], 20)
+    x[0, -64:] = 0
+    layer = make_layer(rng, fmt, 20, k, codes=codes)
+    (y,) = run(kernel, [Call(layer, x, y_dtype=torch.float32)])
+    assert_close(y, reference(x, layer.values))
+
+
 @pytest.mark.parametrize("k", [8192, 28672])
 @pytest.mark.parametrize("m", [1, 20])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
