@@ -1,6 +1,6 @@
 """`petit quantize`: a 16-bit checkpoint in, an FP4 checkpoint in ModelOpt's format out.
 
-Files are written shard by shard and tensors in slices of rows, so memory stays at a few slices whatever the size.
+Files are written shard by shard and tensors in slices of rows, so memory stays at a few slices a core.
 Everything goes to a directory beside OUT that is renamed at the end: OUT is either complete or not there.
 """
 
@@ -26,6 +26,7 @@ from petit_plugin.checkpoints.spec import GROUP_SIZES
 from petit_plugin.cli import model_path, output
 from petit_plugin.cli.output import CheckFailed, UsageError, size
 from petit_plugin.cli.quantize_plan import Plan, check_source, ignore_list, make_plan
+from petit_plugin.cli.workers import Workers, workers
 
 if TYPE_CHECKING:
     import torch
@@ -71,7 +72,7 @@ def output_tensors(info: TensorInfo, fmt: str) -> list[TensorSpec]:
 
 
 class _Source:
-    """Slices of rows of the source's tensors; keeps one file open."""
+    """Slices of rows of the source's tensors, and their largest magnitudes."""
 
     def __init__(self, tensors: dict[str, TensorInfo]):
         self.tensors = tensors
@@ -148,7 +149,9 @@ def _quantize_tensor(
         writer.write(f"{module}.weight_scale_2", _bytes(global_scale))
 
 
-def write_weights(out: Path, tensors: dict[str, TensorInfo], plan: Plan, fmt: str, mode: str, advance: Advance) -> int:
+def write_weights(
+    out: Path, tensors: dict[str, TensorInfo], plan: Plan, fmt: str, mode: str, pool: Workers, advance: Advance
+) -> int:
     """One output file for every input file, and the index if there are several. Returns the bytes written."""
     source = _Source(tensors)
     files = sorted({t.file for t in tensors.values()})
@@ -163,11 +166,15 @@ def write_weights(out: Path, tensors: dict[str, TensorInfo], plan: Plan, fmt: st
         ]
         name = "model.safetensors" if len(files) == 1 else f"model-{number:05d}-of-{len(files):05d}.safetensors"
         with SafetensorsWriter(out / name, specs) as writer:
-            for info in inside:
+
+            def convert(info: TensorInfo, writer: SafetensorsWriter = writer) -> None:
                 if info.name in plan.quantize:
                     _quantize_tensor(source, info, plan.quantize[info.name], fmt, mode, writer, advance)
                 else:
                     _copy(info, writer, advance)
+
+            for _ in pool.map(convert, inside):
+                pass
         weight_map |= {s.name: name for s in specs}
         total += sum(s.nbytes for s in specs)
     if len(files) > 1:
@@ -256,8 +263,13 @@ def run(model: str, out: Path, fmt: str, exclude: list[str], scale_mode: str, fo
     flat, nested = quantization_configs(fmt, ignore_list(plan.quantize, plan.kept))
     with atomic_directory(out, force) as temporary:
         skipped = copy_side_files(path, temporary)
-        with _progress(f"{fmt} {path.name}", before) as advance:
-            total = write_weights(temporary, tensors, plan, fmt, scale_mode, advance)
+        with workers() as pool, _progress(f"{fmt} {path.name}", before) as show:
+
+            def advance(n: int) -> None:
+                pool.check()
+                show(n)
+
+            total = write_weights(temporary, tensors, plan, fmt, scale_mode, pool, advance)
         (temporary / "hf_quant_config.json").write_text(json.dumps(nested, indent=2) + "\n")
         written = json.dumps({**config, "quantization_config": flat}, indent=2) + "\n"
         (temporary / "config.json").write_text(written)

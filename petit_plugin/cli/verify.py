@@ -8,6 +8,7 @@ product.
 from __future__ import annotations
 
 import time
+import zlib
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ from petit_plugin.checkpoints.checkpoint import Checkpoint, Fp4Matrix
 from petit_plugin.checkpoints.layers import Fp4Layer
 from petit_plugin.cli import model_path, output
 from petit_plugin.cli.output import collapse
+from petit_plugin.cli.workers import Workers, workers
 
 if TYPE_CHECKING:
     import torch
@@ -92,22 +94,22 @@ def _round_trip(packed: PackedWeight, weight: torch.Tensor, scale: torch.Tensor)
     return bool(same_scale.all()) and bool(blocks.all())
 
 
-def results(checkpoint: Checkpoint) -> Iterator[dict[str, Any]]:
+def results(checkpoint: Checkpoint, pool: Workers) -> Iterator[dict[str, Any]]:
     """One entry for every matrix: {"name", "format", "n", "k", "ok", "problem"}."""
     import torch
 
-    generator = torch.Generator().manual_seed(int.from_bytes(b"petit", "little"))
-    for layer in checkpoint.layers:
+    def check(layer: Fp4Layer) -> list[dict[str, Any]]:
+        generator = torch.Generator().manual_seed(zlib.crc32(layer.name.encode()))
+        entries = []
         for matrix in checkpoint.matrices(layer):
+            pool.check()
             problem = check_matrix(matrix, layer, generator)
-            yield {
-                "name": matrix.name,
-                "format": layer.format.format,
-                "n": layer.n,
-                "k": layer.k,
-                "ok": problem is None,
-                "problem": problem,
-            }
+            entry = {"name": matrix.name, "format": layer.format.format, "n": layer.n, "k": layer.k}
+            entries.append(entry | {"ok": problem is None, "problem": problem})
+        return entries
+
+    for entries in pool.map(check, checkpoint.layers):
+        yield from entries
 
 
 def run(model: str, as_json: bool) -> None:
@@ -121,7 +123,9 @@ def run(model: str, as_json: bool) -> None:
             raise typer.Exit(1) from None
         raise
     problems = [*checkpoint.problems, *(reason for _, reason in checkpoint.refused)]
-    found = list(_with_progress(results(checkpoint), sum(layer.experts or 1 for layer in checkpoint.layers), as_json))
+    with workers() as pool:
+        total = sum(layer.experts or 1 for layer in checkpoint.layers)
+        found = list(_with_progress(results(checkpoint, pool), total, as_json))
     problems += [entry["problem"] for entry in found if not entry["ok"]]
     ok = not problems
     if as_json:
