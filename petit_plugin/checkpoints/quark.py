@@ -53,11 +53,12 @@ def _weight_scheme(cfg: Any, where: str) -> Scheme:
 
 def _kv_cache(config: Mapping[str, Any]) -> str | None:
     group = (config.get("export") or {}).get("kv_cache_group") or []
-    for name, cfg in (config.get("layer_quant_config") or {}).items():
+    cache = config.get("kv_cache_quant_config") or {}  # newer files; older ones have the entries among the layers only
+    for name, cfg in [*cache.items(), *(config.get("layer_quant_config") or {}).items()]:
         if not isinstance(cfg, Mapping) or not cfg.get("output_tensors"):
             continue
         spec = cfg["output_tensors"]
-        if not any(name == g or fnmatch.fnmatchcase(name, g) for g in group):
+        if name not in cache and not any(name == g or fnmatch.fnmatchcase(name, g) for g in group):
             raise UnsupportedCheckpointError(f"layer {name}: quantized outputs are served for the KV cache only")
         if (spec.get("dtype"), spec.get("qscheme")) != ("fp8_e4m3", "per_tensor"):
             raise UnsupportedCheckpointError(
@@ -98,6 +99,8 @@ def read(config: Mapping[str, Any]) -> QuantSpec:
     # One rank for all of them: a layer that two patterns pin differently is an error, never a matter of order.
     rules += [rule(names, scheme, rank=1) for scheme, names in by_scheme.items()]
 
+    if config.get("softmax_quant_spec"):
+        raise UnsupportedCheckpointError("Quark softmax_quant_spec: a quantized softmax is not supported")
     kv = _kv_cache(config)
     _check_algorithms(config)
     label = f"quark {config['version']}" if config.get("version") else "quark"

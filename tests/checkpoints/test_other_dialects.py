@@ -20,6 +20,7 @@ from checkpoints.configs import (
 from petit_plugin.checkpoints import NotFp4CheckpointError, QuantSpec, UnsupportedCheckpointError, deepseek
 
 PINNED_BLOCK = {"weight": {"dtype": "fp8_e4m3", "qscheme": "per_block", "group_size": None, "block_size": [128, 128]}}
+INT8_TENSOR = {"dtype": "int8", "qscheme": "per_tensor"}
 PINNED_MXFP8 = {"weight": {"dtype": "fp8_e4m3", "qscheme": "per_group", "group_size": 32, "scale_format": "e8m0"}}
 
 
@@ -108,6 +109,10 @@ def test_quark_kv_cache() -> None:
     export = {"kv_cache_group": ["*k_proj", "*v_proj"], "weight_format": "real_quantized"}
     spec = QuantSpec.from_config(quark(layer_quant_config=pins, export=export))
     assert spec.kv_cache == "fp8" and found(spec, "model.layers.0.self_attn.qkv_proj") == "mxfp4"
+    own = {"*k_proj": {"output_tensors": FP8_TENSOR}, "*v_proj": {"output_tensors": FP8_TENSOR}}
+    assert QuantSpec.from_config(quark(kv_cache_quant_config=own)).kv_cache == "fp8"
+    with pytest.raises(UnsupportedCheckpointError, match="KV cache: int8 per_tensor"):
+        QuantSpec.from_config(quark(kv_cache_quant_config={"*k_proj": {"output_tensors": INT8_TENSOR}}))
 
 
 def test_compressed_tensors_formats() -> None:
@@ -187,6 +192,7 @@ def test_deepseek_v4_experts() -> None:
             quark(layer_quant_config={"*q_proj": {"weight": MXFP4_WEIGHT, "output_tensors": FP8_TENSOR}}),
             "KV cache only",
         ),
+        (quark(softmax_quant_spec={"dtype": "fp8_e4m3"}), "softmax"),
         (quark(algo_config=[{"name": "rotation", "online_r1_rotation": True}]), "online_r1_rotation"),
         (compressed_tensors({**CT_NVFP4, "group_size": 32}), "group_size 32"),
         (compressed_tensors({**CT_NVFP4, "symmetric": False}), "asymmetric"),
