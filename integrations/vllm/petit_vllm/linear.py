@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,8 +15,6 @@ from petit_vllm.loading import LoadWatch, block_scales, loaded_from_checkpoint, 
 if TYPE_CHECKING:
     from petit_plugin.checkpoints import LayerFormat
     from petit_vllm.config import PetitConfig
-
-logger = logging.getLogger("petit_plugin.vllm")
 
 _RAW = ("weight", "weight_scale", "weight_scale_2", "input_scale")
 PACKED = ("weight", "scale", "row_scale", "row_exponent")
@@ -35,6 +32,7 @@ class PetitLinearMethod(LinearMethodBase):  # type: ignore[misc]
         self.watch = LoadWatch(prefix, self.format)
         self.from_checkpoint = loaded_from_checkpoint()
         self.meta: PackedMeta | None = None
+        self.names: frozenset[str] = frozenset()  # of the packed tensors
 
     def create_weights(
         self,
@@ -79,12 +77,13 @@ class PetitLinearMethod(LinearMethodBase):  # type: ignore[misc]
             packed = pp.pack_nvfp4(layer.weight.data, layer.weight_scale.data, _row_scales(layer), name=self.prefix)
         else:
             packed = pp.pack_mxfp4(layer.weight.data, layer.weight_scale.data, name=self.prefix)
-        if self.meta is not None and self.meta != packed.meta:
+        names = frozenset(packed.tensors())
+        if self.meta is not None and (self.meta, self.names) != (packed.meta, names):
             raise ValueError(
                 f"layer {self.prefix}: the reloaded weights need another kernel than the first ones "
                 f"({packed.meta} instead of {self.meta}); restart vLLM with the new checkpoint"
             )
-        self.meta = packed.meta
+        self.meta, self.names = packed.meta, names
         self.watch.seen.clear()
         for name in _RAW:
             if hasattr(layer, name):

@@ -38,6 +38,7 @@ class PetitMoEMethod(FusedMoEMethodBase):  # type: ignore[misc]
         self.watch = LoadWatch(prefix, self.format)
         self.from_checkpoint = loaded_from_checkpoint()
         self.meta: PackedExpertsMeta | None = None
+        self.names: frozenset[str] = frozenset()  # of the packed tensors
         self.activation: str = moe.activation.value
         # vLLM's loader puts gate rows before up rows, whatever the model; ungated experts have up rows only.
         self.layout = "gate_up" if moe.is_act_and_mul else "ungated"
@@ -104,12 +105,13 @@ class PetitMoEMethod(FusedMoEMethodBase):  # type: ignore[misc]
             layout=self.layout,
             name=self.prefix,
         )
-        if self.meta is not None and self.meta != packed.meta:
+        names = frozenset(packed.tensors())
+        if self.meta is not None and (self.meta, self.names) != (packed.meta, names):
             raise ValueError(
                 f"layer {self.prefix}: the reloaded experts need another kernel than the first ones "
                 f"({packed.meta} instead of {self.meta}); restart vLLM with the new checkpoint"
             )
-        self.meta = packed.meta
+        self.meta, self.names = packed.meta, names
         self.watch.seen.clear()
         for name in raw:
             delattr(layer, name)

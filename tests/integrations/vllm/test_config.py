@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import MODELOPT, engine_config
 from petit_vllm import compat
 from petit_vllm.config import PetitConfig, PetitMxfp4Config, PetitNvfp4Config
 from safetensors.torch import load_file, save_file
+from vllm_engines import MODELOPT, engine_config
 
 
 def config_class(model: Path, **options: Any) -> type:

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import MODELOPT, engine, greedy, hugging_face_logits
 from fixtures import tiny_models
 from petit_vllm.config import PetitConfig
+from vllm_engines import MODELOPT, engine, greedy, hugging_face_logits
 
 STEPS = 32
 TOLERANCE = 1e-4

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import engine
 from petit_vllm.config import PetitConfig
 from safetensors.torch import load_file, save_file
+from vllm_engines import engine
 
 from petit_plugin.checkpoints.checkpoint import Checkpoint
 

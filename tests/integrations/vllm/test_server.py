@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import REPOSITORY, hugging_face_logits
 from fixtures import tiny_models
+from vllm_engines import REPOSITORY, hugging_face_logits
 from vllm_server import ServerError, VllmServer, free_port, port_is_free
 
 pytestmark = [pytest.mark.slow, pytest.mark.server]

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import hugging_face_logits
 from fixtures import tiny_models
+from vllm_engines import hugging_face_logits
 
 # vLLM starts its workers with spawn, so this is a program with a main guard.
 PROGRAM = """
