@@ -29,6 +29,8 @@ def _scheme(group: Mapping[str, Any], default_format: str | None, where: str) ->
     strategy = weights.get("strategy")
     if (bits, kind) != (4, "float"):
         return ForeignFormat(str(fmt) if fmt and fmt != "mixed-precision" else f"{kind}{bits} {strategy}")
+    if group.get("output_activations"):
+        raise UnsupportedCheckpointError(f"{where}: quantized outputs are served for the KV cache only")
     if weights.get("actorder"):
         raise UnsupportedCheckpointError(
             f"{where}: FP4 weights with actorder {weights['actorder']!r} are not supported"

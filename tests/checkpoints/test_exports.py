@@ -18,7 +18,7 @@ PACKED = {"qkv_proj": ["q_proj", "k_proj", "v_proj"], "gate_up_proj": ["gate_pro
 
 
 def test_the_exports_are_there() -> None:
-    assert {n.split("-")[0] for n in NAMES} >= {"quark"}
+    assert {n.split("-")[0] for n in NAMES} >= {"quark", "compressed"}
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -26,7 +26,7 @@ def test_values(name: str) -> None:
     checkpoint = Checkpoint(EXPORTS / name)
     checkpoint.check()
     assert checkpoint.spec.formats == {"nvfp4" if "nvfp4" in name else "mxfp4"}
-    expected = load_file(EXPORTS / name / "values.safetensors")
+    expected = load_file(EXPORTS / f"{name}.values.safetensors")
     compared = 0
     for layer in checkpoint.layers:
         assert not scale_problems(checkpoint, layer)

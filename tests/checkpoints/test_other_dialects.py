@@ -20,6 +20,7 @@ from checkpoints.configs import (
 from petit_plugin.checkpoints import NotFp4CheckpointError, QuantSpec, UnsupportedCheckpointError, deepseek
 
 PINNED_BLOCK = {"weight": {"dtype": "fp8_e4m3", "qscheme": "per_block", "group_size": None, "block_size": [128, 128]}}
+CT_OUTPUTS = {"targets": ["Linear"], "weights": CT_NVFP4, "output_activations": CT_FP8}
 INT8_TENSOR = {"dtype": "int8", "qscheme": "per_tensor"}
 PINNED_MXFP8 = {"weight": {"dtype": "fp8_e4m3", "qscheme": "per_group", "group_size": 32, "scale_format": "e8m0"}}
 
@@ -198,6 +199,7 @@ def test_deepseek_v4_experts() -> None:
         (compressed_tensors({**CT_NVFP4, "symmetric": False}), "asymmetric"),
         (compressed_tensors({**CT_NVFP4, "actorder": "group"}), "actorder"),
         (compressed_tensors(quantization_status="frozen"), "frozen"),
+        (compressed_tensors(config_groups={"g": CT_OUTPUTS}), "quantized outputs"),
         (compressed_tensors(sparsity_config={"format": "sparse-24-bitmask"}), "sparse-24"),
         (compressed_tensors(transform_config={"config_groups": {"u": {}}}), "transforms"),
         (compressed_tensors(config_groups={"g": {"targets": ["Conv2d"], "weights": CT_NVFP4}}), "Conv2d"),

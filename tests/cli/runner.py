@@ -15,6 +15,8 @@ from petit_plugin.cli.app import app
 
 MODELOPT = Path(__file__).parents[1] / "fixtures" / "modelopt"
 FIXTURES = sorted(p.name for p in MODELOPT.iterdir() if p.is_dir())
+EXPORTS = Path(__file__).parents[1] / "checkpoints" / "exports"  # of other tools
+OTHERS = sorted(p.name for p in EXPORTS.iterdir() if p.is_dir())
 
 
 @dataclass

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from checkpoints import layouts
-from cli.runner import FIXTURES, MODELOPT, petit
+from cli.runner import EXPORTS, FIXTURES, MODELOPT, OTHERS, petit
 from fixtures import tiny_models
 
 from petit_plugin.cli import machine
@@ -33,12 +33,12 @@ def check_snapshot(name: str, text: str) -> None:
 @pytest.fixture
 def same_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "cpu_kernel", lambda: ("avx2", ""))
-    monkeypatch.chdir(MODELOPT)
 
 
-@pytest.mark.parametrize("name", FIXTURES)
+@pytest.mark.parametrize("name", FIXTURES + OTHERS)
 @pytest.mark.usefixtures("same_machine")
-def test_snapshots(name: str) -> None:
+def test_snapshots(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(MODELOPT if name in FIXTURES else EXPORTS)
     text = petit("inspect", name)
     assert text.code == 0 and text.err == ""
     check_snapshot(f"{name}.txt", text.out)
@@ -119,6 +119,33 @@ def _nan(module: str) -> Callable[[layouts.Tensors], object]:
         tensors[f"{module}.weight"][2].fill_(0x33)
 
     return edit
+
+
+def test_damage_to_other_dialects(tmp_path: Path) -> None:
+    """The same for Quark and compressed-tensors exports, whose tensors have other names."""
+    module = "model.layers.1.mlp.down_proj"
+    for name in OTHERS:
+        if "moe" in name:
+            continue
+        source = EXPORTS / name
+        weight = f"{module}.weight" + ("_packed" if name.startswith("compressed") else "")
+
+        def short(t: layouts.Tensors, weight: str = weight) -> None:
+            t[weight] = t[weight][:-2]
+
+        def nan(t: layouts.Tensors, weight: str = weight) -> None:
+            scale = t[f"{module}.weight_scale"]
+            scale.view(torch.uint8)[2, 1] = 0x7F if scale.dtype == torch.float8_e4m3fn else 255
+            t[weight][2].fill_(0x33)
+
+        for what, edit, text in (
+            ("missing", lambda t: t.pop(f"{module}.weight_scale"), f"tensor {module}.weight_scale is missing"),
+            ("shape", short, "do not fit together"),
+            ("nan", nan, f"layer {module}: {module}.weight_scale is NaN at row 2, block 1"),
+        ):
+            result = petit("inspect", layouts.edited(source, tmp_path / f"{name}-{what}", edit))
+            assert result.code == 1 and text in result.err, (name, what, result.err)
+        assert petit("inspect", layouts.truncated(source, tmp_path / f"{name}-truncated", 4000)).code == 1
 
 
 @pytest.mark.parametrize("name", FIXTURES)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from checkpoints import layouts
-from cli.runner import FIXTURES, MODELOPT, petit
+from cli.runner import EXPORTS, FIXTURES, MODELOPT, OTHERS, petit
 
 import petit_plugin as pp
 from petit_plugin.cli import verify
@@ -24,6 +24,12 @@ def test_modelopt_exports_pass(name: str) -> None:
     assert f"{count} FP4 matrices verified, 0 problems" in result.out
     report = json.loads(petit("verify", MODELOPT / name, "--json").out)
     assert report["ok"] and len(report["layers"]) == count and all(layer["ok"] for layer in report["layers"])
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_exports_of_other_tools_pass(name: str) -> None:
+    result = petit("verify", EXPORTS / name)
+    assert result.code == 0 and result.err == "" and " 0 problems" in result.out
 
 
 def test_other_dialects_pass(tmp_path: Path, rng: np.random.Generator) -> None:

@@ -56,9 +56,9 @@ def export(name: str) -> None:
         }
         with torch.no_grad():
             export_safetensors(model, HERE / name)
-    save_file(values, HERE / name / "values.safetensors")
+    save_file(values, HERE / f"{name}.values.safetensors")
     for file in (HERE / name).iterdir():
-        if file.name not in ("config.json", "model.safetensors", "values.safetensors"):
+        if file.name not in ("config.json", "model.safetensors"):
             file.unlink()
 
 
