@@ -23,8 +23,9 @@ namespace {
 constexpr int64_t kChunk = 1024;     // k summed before a second-level sum takes over, to bound the rounding error
 constexpr int64_t kPrefetch = 4096;  // bytes ahead of the weights being read: some 100 ns at 40 GB/s a core
 
-// NVFP4 scale bytes are used as float32 bits c << 20, which is the scale times 2^-111 (zero stays zero without a test);
-// the weights' table has 2^64 of that in decode, and all of it where products with the scale are stored.
+// NVFP4 scale bytes are used as float32 bits c << 20, which is the scale times 2^-111: zero stays zero without a test,
+// and packing writes nothing else below 8 (E4M3 begins at 56), which would be subnormal. The weights' table has 2^64 of
+// that in decode, and all of it where products with the scale are stored.
 constexpr int kScaleOffset = 111;
 constexpr int kDecodeOffset = 64;
 
