@@ -71,9 +71,23 @@ def report(path: Path, quick: bool = False) -> dict[str, Any]:
         "unquantized_by_headers": sorted(n for n in spec.unquantized if "embed" not in n.rpartition(".")[2]),
         "ignored_tensors": extras,
         "refused": refused,
+        "vllm": {"ok": not _vllm_gaps(checkpoint), "not_yet": _vllm_gaps(checkpoint)},
         "problems": problems,
         "warnings": list(spec.warnings),
     }
+
+
+def _vllm_gaps(checkpoint: Checkpoint) -> list[str]:
+    """What the vLLM plugin of this version does not serve, though the kernels and `petit verify` handle it."""
+    gaps = []
+    if checkpoint.spec.dialect != "modelopt":
+        gaps.append(f"the {checkpoint.spec.dialect} dialect")
+    if any(layer.experts is not None for layer in checkpoint.layers):
+        gaps.append("all experts in one tensor")
+    if any(e.name.endswith("pre_quant_scale") for layer in checkpoint.layers for e in layer.extras):
+        gaps.append("pre_quant_scale")
+    gaps += [f"{algo} layers beside FP4" for algo in sorted({f.algo for f in checkpoint.foreign.values()})]
+    return gaps
 
 
 def _is_plain_matrix(name: str, dtype: str, shape: tuple[int, ...]) -> bool:
@@ -129,6 +143,10 @@ def print_text(found: dict[str, Any]) -> None:
         f"with those layers in BF16: {size(numbers['saved_bytes'])} saved, {ratio:.2f}x smaller."
     )
     console.print(f"Would run on: {_backend_line(found)}", markup=False, soft_wrap=True)
+    gaps = found["vllm"]["not_yet"]
+    console.print(
+        f"vLLM plugin: {'not yet: ' + ', '.join(gaps) if gaps else 'serves it'}", markup=False, soft_wrap=True
+    )
     for title, names in (
         ("Not quantized", found["unquantized"]),
         ("Not quantized although the config does not exclude it", found["unquantized_by_headers"]),

@@ -88,6 +88,7 @@ def test_other_layouts_are_explained(tmp_path: Path) -> None:
         found = petit("inspect", path, "--json")
         assert found.code == 0, found.err
         report = json.loads(found.out)
+        assert not report["vllm"]["ok"] and report["vllm"]["not_yet"]
         assert report["ok"] and report["summary"]["fp4_parameters"] == 3 * 3 * 64 * 96
     assert json.loads(petit("inspect", tmp_path / "ds", "--json").out)["foreign"] == [
         {"name": "layers.0.attn.wq", "algo": "FP8_BLOCK_SCALES"}
