@@ -17,7 +17,7 @@ from petit_plugin.checkpoints.errors import (
 )
 from petit_plugin.checkpoints.layers import Fp4Layer, candidates, read_layer
 from petit_plugin.checkpoints.safetensors_files import FLOATS, TensorInfo, load_json, read_tensors
-from petit_plugin.checkpoints.spec import ROUTER_LEAVES, ForeignFormat, LayerFormat, QuantSpec, describe
+from petit_plugin.checkpoints.spec import ROUTER_LEAVES, ForeignFormat, LayerFormat, QuantSpec, Scheme, describe
 
 if TYPE_CHECKING:
     import torch
@@ -66,8 +66,23 @@ def hidden_layers(config: dict[str, Any]) -> int | None:
     return layers if isinstance(layers, int) else None
 
 
+def _with_pre_quant_scales(spec: QuantSpec, present: bool) -> QuantSpec:
+    """AWQ exporters fold these scales into earlier layers where they can: only the tensors say whether there are any."""
+
+    def known(scheme: Scheme) -> Scheme:
+        return replace(scheme, pre_quant_scale=present) if isinstance(scheme, LayerFormat) else scheme
+
+    rules = tuple(replace(r, scheme=known(r.scheme)) for r in spec.rules)
+    return replace(spec, default=known(spec.default), rules=rules, _cache={})
+
+
 def correct_by_headers(spec: QuantSpec, tensors: dict[str, TensorInfo]) -> QuantSpec:
     """What is stored in 16 or 32 bits is not quantized, whatever the exclude list forgot (routers, a tied lm_head)."""
+    svd = next((n for n in tensors if ".svdquant_lora_" in n), None)
+    if svd is not None:
+        layer = svd.partition(".svdquant_lora_")[0]
+        raise UnsupportedCheckpointError(f"layer {layer}: NVFP4_SVD cannot be served: {svd} is a low-rank branch")
+    spec = _with_pre_quant_scales(spec, any(n.endswith(".pre_quant_scale") for n in tensors))
     stored_fp4 = {module for module, _ in candidates(spec.dialect, tensors)}
     spec = replace(
         spec, fp4_on_disk=frozenset(m for m in stored_fp4 if m.rpartition(".")[2] in ROUTER_LEAVES), _cache={}

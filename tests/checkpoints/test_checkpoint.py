@@ -15,7 +15,7 @@ import torch
 from checkpoints import layouts
 from fixtures import tiny_models
 
-from petit_plugin.checkpoints import QuantSpec, UnsupportedCheckpointError
+from petit_plugin.checkpoints import BrokenCheckpointError, QuantSpec, UnsupportedCheckpointError
 from petit_plugin.checkpoints.checkpoint import Checkpoint
 from petit_plugin.checkpoints.data_checks import scale_problems
 
@@ -200,6 +200,30 @@ def test_bank_with_some_experts_in_bf16_is_refused(tmp_path: Path) -> None:
         checkpoint.check()
     with pytest.raises(UnsupportedCheckpointError, match=r"model\.layers\.0\.mlp\.experts"):
         checkpoint.spec.layer_format("model.layers.0.mlp.experts")
+
+
+@pytest.mark.parametrize("algo", ["NVFP4", "NVFP4_AWQ"])
+def test_pre_quant_scales_are_known_by_their_tensors(algo: str, tmp_path: Path) -> None:
+    """An AWQ export may have folded all of them away; one that has some is never taken for one that has none."""
+    plain = layouts.with_config(MODELOPT / "llama-nvfp4-kvfp8", tmp_path / "folded", quant_algo=algo)
+    layer = QuantSpec.from_checkpoint(plain).layer_format("model.layers.0.mlp.down_proj")
+    assert layer is not None and not layer.pre_quant_scale
+    name = "model.layers.0.mlp.down_proj.pre_quant_scale"
+    scaled = layouts.edited(plain, tmp_path / "awq", lambda t: t.update({name: torch.ones(384, dtype=torch.bfloat16)}))
+    layer = QuantSpec.from_checkpoint(scaled).layer_format("model.layers.0.mlp.down_proj")
+    assert layer is not None and layer.pre_quant_scale
+    short = layouts.edited(plain, tmp_path / "short", lambda t: t.update({name: torch.ones(380)}))
+    with pytest.raises(BrokenCheckpointError, match="has 380 values, the layer's K is 384"):
+        Checkpoint(short).check()
+
+
+def test_svd_branches_are_refused_whatever_the_config_says(tmp_path: Path) -> None:
+    name = "model.layers.0.mlp.down_proj.svdquant_lora_a"
+    path = layouts.edited(
+        MODELOPT / "llama-nvfp4-kvfp8", tmp_path / "m", lambda t: t.update({name: torch.ones(8, 384)})
+    )
+    with pytest.raises(UnsupportedCheckpointError, match=r"layer model\.layers\.0\.mlp\.down_proj: NVFP4_SVD"):
+        Checkpoint(path)
 
 
 _BANK_MEMORY = """
