@@ -67,7 +67,7 @@ def hidden_layers(config: dict[str, Any]) -> int | None:
 
 
 def _with_pre_quant_scales(spec: QuantSpec, present: bool) -> QuantSpec:
-    """AWQ exporters fold these scales into earlier layers where they can: only the tensors say whether there are any."""
+    """AWQ exporters fold these scales into earlier layers where they can: only the tensors say whether any are left."""
 
     def known(scheme: Scheme) -> Scheme:
         return replace(scheme, pre_quant_scale=present) if isinstance(scheme, LayerFormat) else scheme
