@@ -269,7 +269,8 @@ def test_too_little_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 _SIGNALLED = """
-import os, sys
+import os, signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a test run in the background inherits "ignore"
 from petit_plugin.checkpoints.safetensors_writer import SafetensorsWriter
 write, calls = SafetensorsWriter.write, 0
 def counted(self, *args):
