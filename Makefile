@@ -61,12 +61,13 @@ demo: $(VLLM_VENV)/.installed
 test: test-fast test-slow test-vllm
 
 test-fast: $(VENV)/.installed
-	$(PY) -m pytest -m "not slow and not server" --ignore=tests/integrations $(PYTEST_ARGS)
+	$(PY) -m pytest -m "not slow and not server and not framework" --ignore=tests/integrations $(PYTEST_ARGS)
 
 test-slow: $(VENV)/.installed
-	$(PY) -m pytest -m "slow and not server" --ignore=tests/integrations $(PYTEST_ARGS)
+	$(PY) -m pytest -m "slow and not server and not framework" --ignore=tests/integrations $(PYTEST_ARGS)
 
 test-vllm: $(VLLM_VENV)/.installed
+	$(VLLM_PY) -m pytest -m framework tests/formats $(PYTEST_ARGS)
 	$(VLLM_PY) -m pytest tests/integrations/vllm $(PYTEST_ARGS)
 
 lint: $(VENV)/.installed

@@ -63,11 +63,10 @@ def test_builder_options(fmt: str, tmp_path: Path) -> None:
         tiny_models.build(tmp_path / "m", "llama")
 
 
-@pytest.mark.slow
+@pytest.mark.framework
 @pytest.mark.parametrize("name", TWINS)
 def test_greedy_decoding_is_lively(name: str, tmp_path: Path) -> None:
     """8 prompts x 32 tokens: many different tokens, no special ones, the best logit mostly well ahead."""
-    pytest.importorskip("transformers")
     reference = tiny_models.write_reference(MODELOPT / name, tmp_path / "ref")
     tokens, logits = tiny_models.hf_greedy(reference, tiny_models.prompts())
     assert len({tuple(t) for t in tokens}) == 8
