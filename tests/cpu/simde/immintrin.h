@@ -2,6 +2,12 @@
 // instruction computed by SIMDe in portable code, on any CPU.
 #pragma once
 
+// clang's SSE2 header already has types of these names, unlike SIMDe's.
+#include <emmintrin.h>
+#define __m128bh petit_m128bh
+#define __m256bh petit_m256bh
+#define __m512bh petit_m512bh
+
 #define SIMDE_ENABLE_NATIVE_ALIASES
 #include <simde/x86/avx512.h>
 #include <simde/x86/f16c.h>
