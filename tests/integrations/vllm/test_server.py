@@ -64,7 +64,7 @@ def test_real_model_over_http(tmp_path: Path) -> None:
 def test_a_broken_checkpoint_shows_its_error(checkpoint: Any, tmp_path: Path) -> None:
     """The failing server's log reaches the user, and nothing is left running."""
     port = free_port()
-    flags = ("--quantization", "petit_mxfp4")
+    flags = ("--quantization", "petit_mxfp4", "--max-model-len", "256")
     with (
         pytest.raises(ServerError, match="petit_mxfp4 was asked for, but the checkpoint holds nvfp4"),
         VllmServer(checkpoint(fmt="nvfp4"), port, tmp_path / "log", flags),
