@@ -1,0 +1,60 @@
+"""Plain data that packing, backends and ops share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+
+GROUP_SIZE = {"nvfp4": 16, "mxfp4": 32}
+
+
+@dataclass(frozen=True)
+class PackedMeta:
+    """The numbers that go with the tensors of a packed weight.
+
+    format: "nvfp4" | "mxfp4"; arch: what it was packed for; n, k: rows and columns of the layer.
+    exact: the weight's range does not fit the fast kernels, so the float64 one runs (MXFP4 only).
+    """
+
+    format: str
+    arch: str
+    n: int
+    k: int
+    exact: bool = False
+
+    @property
+    def group_size(self) -> int:
+        return GROUP_SIZE[self.format]
+
+
+class CheckpointTensors(NamedTuple):
+    """One layer as the checkpoint has it, validated: bytes, rows of unit stride.
+
+    weight uint8 [n, k/2], low nibble = even k; scale uint8 [n, k/group] (E4M3FN or E8M0 bytes); global_scale float32
+    [1] or [n], contiguous (ones for MXFP4). `name` is the layer's, for messages.
+    """
+
+    format: str
+    name: str
+    weight: torch.Tensor
+    scale: torch.Tensor
+    global_scale: torch.Tensor
+
+    @property
+    def n(self) -> int:
+        return self.weight.shape[0]
+
+    @property
+    def k(self) -> int:
+        return 2 * self.weight.shape[1]
+
+
+class UnpackedWeight(NamedTuple):
+    """Checkpoint tensors again. weight uint8 [n, k/2]; weight_scale float8_e4m3fn [n, k/16] or uint8 E8M0 [n, k/32];
+    global_scale float32 [n] (it multiplies), None for MXFP4."""
+
+    weight: torch.Tensor
+    weight_scale: torch.Tensor
+    global_scale: torch.Tensor | None

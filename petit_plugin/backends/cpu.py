@@ -1,0 +1,151 @@
+"""The CPU backend: packing and kernels of petit_plugin._native. Layout: csrc/cpu/gemm.hpp."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+
+import torch
+
+from petit_plugin import _native
+from petit_plugin._types import CheckpointTensors, PackedMeta
+
+logger = logging.getLogger("petit_plugin.backends.cpu")
+
+ROW_BLOCK = 16
+FORMATS = {"nvfp4": 0, "mxfp4": 1}
+DTYPES = {torch.bfloat16: 0, torch.float16: 1, torch.float32: 2}
+OUT_TYPES = {**DTYPES, torch.float64: 3}
+
+
+def padded_rows(n: int) -> int:
+    return -(-n // ROW_BLOCK) * ROW_BLOCK
+
+
+def _pointer(tensor: torch.Tensor | None) -> int:
+    return 0 if tensor is None else tensor.data_ptr()
+
+
+class CpuBackend:
+    def __init__(self) -> None:
+        self._reported = False
+
+    def layout(self, meta: PackedMeta) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+        rows = padded_rows(meta.n)
+        return {
+            "weight": ((rows // ROW_BLOCK, meta.k // 8, 64), torch.uint8),
+            "scale": ((rows // ROW_BLOCK, meta.k // meta.group_size, ROW_BLOCK), torch.uint8),
+            "row_scale": ((rows,), torch.float32),
+            "row_exponent": ((rows,), torch.int32),
+        }
+
+    def pack(
+        self, source: CheckpointTensors, arch: str, out: Mapping[str, torch.Tensor] | None
+    ) -> tuple[PackedMeta, dict[str, torch.Tensor]]:
+        if source.weight.device.type != "cpu":
+            raise ValueError(
+                f"{source.name or 'weight'} is on {source.weight.device}; move it to the CPU to pack for arch 'cpu'"
+            )
+        n, k, fmt, threads = source.n, source.k, FORMATS[source.format], torch.get_num_threads()
+        exponent = torch.empty(padded_rows(n), dtype=torch.int32) if source.format == "mxfp4" else None
+        checkpoint = (
+            *(fmt, n, k, source.weight.data_ptr(), source.weight.stride(0)),
+            *(source.scale.data_ptr(), source.scale.stride(0)),
+        )
+        nan_row, nan_group, shifted, exact = _native.plan_packing(*checkpoint, _pointer(exponent), threads)
+        scale_name = f"{source.name}.weight_scale" if source.name else "weight_scale"
+        if nan_row >= 0:
+            raise ValueError(
+                f"{scale_name}[{nan_row}, {nan_group}] is NaN and its block is not all zero; the checkpoint is damaged"
+            )
+        meta = PackedMeta(source.format, arch, n, k, exact)
+        if exact:
+            logger.warning(
+                "%s spans more than 120 octaves in one row; this layer runs the float64 kernel, which is slow",
+                scale_name,
+            )
+        if out is None:
+            layout = self.layout(meta)
+            tensors = {name: torch.empty(layout[name][0], dtype=layout[name][1]) for name in ("weight", "scale")}
+            tensors["row_scale"] = torch.empty(padded_rows(n), dtype=torch.float32)
+            if shifted:
+                assert exponent is not None
+                tensors["row_exponent"] = exponent
+        else:
+            tensors = dict(out)
+            if shifted and "row_exponent" not in tensors:
+                raise ValueError(
+                    f"{scale_name} needs row exponents, which the weight given as out= was packed without; "
+                    f"pack without out= to get new storage"
+                )
+            if "row_exponent" in tensors:
+                assert exponent is not None
+                tensors["row_exponent"].copy_(exponent)
+        _native.pack(
+            *(*checkpoint, tensors["weight"].data_ptr(), tensors["scale"].data_ptr()),
+            *(_pointer(exponent) if shifted else 0, threads),
+        )
+        tensors["row_scale"][:n] = source.global_scale
+        tensors["row_scale"][n:] = 0
+        return meta, tensors
+
+    def unpack(self, meta: PackedMeta, tensors: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+        codes = torch.empty(meta.n, meta.k // 2, dtype=torch.uint8)
+        scales = torch.empty(meta.n, meta.k // meta.group_size, dtype=torch.uint8)
+        _native.unpack(
+            *(FORMATS[meta.format], meta.n, meta.k, tensors["weight"].data_ptr(), tensors["scale"].data_ptr()),
+            *(_pointer(tensors.get("row_exponent")), codes.data_ptr(), scales.data_ptr(), torch.get_num_threads()),
+        )
+        return codes, scales
+
+    def dequantize(
+        self,
+        weight: torch.Tensor,
+        scale: torch.Tensor,
+        row_scale: torch.Tensor,
+        row_exponent: torch.Tensor | None,
+        meta: PackedMeta,
+        dtype: torch.dtype,
+    ) -> torch.Tensor:
+        out = torch.empty(meta.n, meta.k, dtype=dtype)
+        _native.dequantize(
+            *(FORMATS[meta.format], meta.n, meta.k, weight.data_ptr(), scale.data_ptr(), row_scale.data_ptr()),
+            *(_pointer(row_exponent), out.data_ptr(), OUT_TYPES[dtype], torch.get_num_threads()),
+        )
+        return out
+
+    def linear(
+        self,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        scale: torch.Tensor,
+        row_scale: torch.Tensor,
+        row_exponent: torch.Tensor | None,
+        bias: torch.Tensor | None,
+        meta: PackedMeta,
+    ) -> torch.Tensor:
+        n, k = meta.n, meta.k
+        y = x.new_empty((*x.shape[:-1], n))
+        if y.numel() == 0:
+            return y
+        rows = x.reshape(-1, k)
+        if rows.stride(1) != 1:
+            rows = rows.contiguous()
+        isa = _native.best_isa()
+        if not self._reported:
+            self._report(isa)
+        if bias is not None:
+            bias = bias.contiguous()
+        _native.linear(
+            *(rows.data_ptr(), rows.stride(0), rows.shape[0], DTYPES[x.dtype], FORMATS[meta.format], n, k),
+            *(weight.data_ptr(), scale.data_ptr(), row_scale.data_ptr(), _pointer(row_exponent), meta.exact),
+            *(_pointer(bias), 2 if bias is None else DTYPES[bias.dtype], y.data_ptr(), torch.get_num_threads(), isa),
+        )
+        return y
+
+    def _report(self, isa: int) -> None:
+        self._reported = True
+        level = logging.WARNING if isa == 0 else logging.INFO
+        note = " (the slow one: no AVX2 here, or PETIT_CPU_ISA asks for it)" if isa == 0 else ""
+        runtime = _native.openmp_runtime() or "none, so one thread"
+        logger.log(level, "CPU kernels: %s%s; OpenMP runtime: %s", _native.isa_name(isa), note, runtime)
