@@ -37,7 +37,7 @@ struct ScaleE5M3x4 {
 /// EXACT MXFP4: E8M0 bytes taken one window of 27 octaves at a time. Inside the window the scale is an f16 power of two
 /// 2^-13..2^13 whose products with E2M1 are all normal; outside it is 0 and the weight belongs to another pass.
 constexpr int kWindowOctaves = 27;
-constexpr int kWindowTopByte = 254;  // the packer moves each row's largest scale here
+constexpr int kWindowTopByte = 255;  // the packer moves each row's largest scale here
 PETIT_DEVICE _Float16 window_scale(u32 byte, int pass, bool& more) {
     const int field = static_cast<int>(byte) - (kWindowTopByte - kWindowOctaves * pass) + 28;
     more |= field < 2 && byte != 0;  // 0 marks a block without weights
