@@ -126,7 +126,12 @@ def convert(source: Path, target: Path) -> Path:
     words = fields["tokenizer.ggml.tokens"]
     special = {
         key: words[fields[f"tokenizer.ggml.{name}_token_id"]]
-        for key, name in (("bos_token", "bos"), ("eos_token", "eos"), ("unk_token", "unknown"), ("pad_token", "padding"))
+        for key, name in (
+            ("bos_token", "bos"),
+            ("eos_token", "eos"),
+            ("unk_token", "unknown"),
+            ("pad_token", "padding"),
+        )
     }
     settings = {
         "tokenizer_class": "PreTrainedTokenizerFast",

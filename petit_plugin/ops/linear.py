@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+from typing import Any, NamedTuple
+
 import torch
 
 from petit_plugin._types import GROUP_SIZE, PackedMeta
-from petit_plugin.backends import backend_for
+from petit_plugin.backends import Backend, backend_for
 from petit_plugin.ops.library import DEVICES, LIBRARY
 from petit_plugin.packing.packed_weight import PackedWeight
 
@@ -28,17 +31,73 @@ def linear(x: torch.Tensor, weight: PackedWeight, bias: torch.Tensor | None = No
     """x @ w.T + bias for a packed weight w [N, K].
 
     x: [..., K] bfloat16, float16 or float32, any strides. bias: [N], x's dtype or float32. Returns [..., N] in x's
-    dtype, contiguous: products accumulated in float32, row scales and bias applied before one rounding.
-    Raises TypeError or ValueError naming the argument.
+    dtype, contiguous: products accumulated in float32, row scales and bias applied before one rounding. x and bias get
+    gradients; the weight is frozen. Raises TypeError or ValueError naming the argument.
     """
     if not isinstance(weight, PackedWeight):
         raise TypeError(f"weight must be a PackedWeight (see pack_nvfp4, pack_mxfp4), got {type(weight).__name__}")
-    m = weight.meta
+    if torch.is_grad_enabled() and (x.requires_grad or (bias is not None and bias.requires_grad)):
+        return _with_gradient(x, weight, bias)
+    return _call(x, weight, bias)
+
+
+def _call(x: torch.Tensor, w: PackedWeight, bias: torch.Tensor | None) -> torch.Tensor:
+    m = w.meta
     result: torch.Tensor = torch.ops.petit.linear(
-        *(x, weight.weight, weight.scale, weight.row_scale, weight.row_exponent, bias),
-        *(m.format, m.arch, m.n, m.k, m.exact),
+        x, w.weight, w.scale, w.row_scale, w.row_exponent, bias, m.format, m.arch, m.n, m.k, m.exact
     )
     return result
+
+
+class _Linear(torch.autograd.Function):
+    # Not register_autograd: that would cost every call without gradients as well.
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, weight: PackedWeight, bias: torch.Tensor | None) -> torch.Tensor:
+        ctx.weight, ctx.x_dtype, ctx.bias_dtype = weight, x.dtype, None if bias is None else bias.dtype
+        return _call(x, weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        (grad,) = grads
+        grad_x = grad @ ctx.weight.dequantize(ctx.x_dtype) if ctx.needs_input_grad[0] else None
+        grad_bias = None
+        if ctx.needs_input_grad[2]:
+            grad_bias = grad.reshape(-1, grad.shape[-1]).float().sum(0).to(ctx.bias_dtype)
+        return grad_x, None, grad_bias
+
+
+def _with_gradient(x: torch.Tensor, weight: PackedWeight, bias: torch.Tensor | None) -> torch.Tensor:
+    result: torch.Tensor = _Linear.apply(x, weight, bias)  # type: ignore[no-untyped-call]
+    return result
+
+
+class _Packed(NamedTuple):
+    """What a call derives from the numbers of a weight; the same for every call of a layer, so it is kept."""
+
+    meta: PackedMeta
+    backend: Backend
+    layout: dict[str, tuple[torch.Size, torch.dtype]]
+
+
+@lru_cache(maxsize=4096)
+def _packed(fmt: str, arch: str, n: int, k: int, exact: bool) -> _Packed:
+    if fmt not in GROUP_SIZE:
+        raise ValueError(f"format is {fmt!r}; expected one of {', '.join(GROUP_SIZE)}")
+    backend, meta = backend_for(arch), PackedMeta(fmt, arch, n, k, exact)
+    return _Packed(meta, backend, {name: (torch.Size(s), dtype) for name, (s, dtype) in backend.layout(meta).items()})
+
+
+def _check_tensor(name: str, tensor: torch.Tensor, packed: _Packed, device: torch.device) -> None:
+    """The kernels get raw pointers, so a size that does not fit must stop here."""
+    shape, dtype = packed.layout[name]
+    if tensor.shape != shape or tensor.dtype is not dtype or not tensor.is_contiguous():
+        m = packed.meta
+        raise ValueError(
+            f"{name} is {tensor.dtype} {list(tensor.shape)}; a {m.format} weight [{m.n}, {m.k}] packed for {m.arch} "
+            f"has contiguous {dtype} {list(shape)}"
+        )
+    if tensor.device != device:
+        raise ValueError(f"{name} is on {tensor.device} but weight on {device}; move it there")
 
 
 def _check_weight(
@@ -46,24 +105,14 @@ def _check_weight(
     scale: torch.Tensor,
     row_scale: torch.Tensor,
     row_exponent: torch.Tensor | None,
-    meta: PackedMeta,
+    packed: _Packed,
 ) -> None:
-    """The kernels get raw pointers, so sizes that do not fit must stop here."""
-    if meta.format not in GROUP_SIZE:
-        raise ValueError(f"format is {meta.format!r}; expected one of {', '.join(GROUP_SIZE)}")
-    layout = backend_for(meta.arch).layout(meta)
-    given = {"weight": weight, "scale": scale, "row_scale": row_scale}
+    device = weight.device
+    _check_tensor("weight", weight, packed, device)
+    _check_tensor("scale", scale, packed, device)
+    _check_tensor("row_scale", row_scale, packed, device)
     if row_exponent is not None:
-        given["row_exponent"] = row_exponent
-    for name, tensor in given.items():
-        shape, dtype = layout[name]
-        if tensor.shape != shape or tensor.dtype != dtype or not tensor.is_contiguous():
-            raise ValueError(
-                f"{name} is {tensor.dtype} {list(tensor.shape)}; a {meta.format} weight [{meta.n}, {meta.k}] packed "
-                f"for {meta.arch} has contiguous {dtype} {list(shape)}"
-            )
-        if tensor.device != weight.device:
-            raise ValueError(f"{name} is on {tensor.device} but weight on {weight.device}; move it there")
+        _check_tensor("row_exponent", row_exponent, packed, device)
 
 
 def _check_activations(x: torch.Tensor, bias: torch.Tensor | None, device: torch.device, meta: PackedMeta) -> None:
@@ -96,10 +145,10 @@ def _linear(
     k: int,
     exact: bool,
 ) -> torch.Tensor:
-    meta = PackedMeta(format, arch, n, k, exact)
-    _check_weight(weight, scale, row_scale, row_exponent, meta)
-    _check_activations(x, bias, weight.device, meta)
-    return backend_for(arch).linear(x, weight, scale, row_scale, row_exponent, bias, meta)
+    packed = _packed(format, arch, n, k, exact)
+    _check_weight(weight, scale, row_scale, row_exponent, packed)
+    _check_activations(x, bias, weight.device, packed.meta)
+    return packed.backend.linear(x, weight, scale, row_scale, row_exponent, bias, packed.meta)
 
 
 def _linear_fake(
@@ -115,10 +164,10 @@ def _linear_fake(
     k: int,
     exact: bool,
 ) -> torch.Tensor:
-    meta = PackedMeta(format, arch, n, k, exact)
-    _check_weight(weight, scale, row_scale, row_exponent, meta)
-    _check_activations(x, bias, weight.device, meta)
-    return x.new_empty((*x.shape[:-1], n))
+    packed = _packed(format, arch, int(n), int(k), exact)  # int(): a traced number becomes a constant of the graph
+    _check_weight(weight, scale, row_scale, row_exponent, packed)
+    _check_activations(x, bias, weight.device, packed.meta)
+    return x.new_empty((*x.shape[:-1], packed.meta.n))
 
 
 def _dequantize(
@@ -133,11 +182,11 @@ def _dequantize(
     exact: bool,
     dtype: torch.dtype,
 ) -> torch.Tensor:
-    meta = PackedMeta(format, arch, n, k, exact)
-    _check_weight(weight, scale, row_scale, row_exponent, meta)
+    packed = _packed(format, arch, n, k, exact)
+    _check_weight(weight, scale, row_scale, row_exponent, packed)
     if dtype not in _WEIGHTS:
         raise TypeError(f"dtype is {dtype}; expected float64, float32, bfloat16 or float16")
-    return backend_for(arch).dequantize(weight, scale, row_scale, row_exponent, meta, dtype)
+    return packed.backend.dequantize(weight, scale, row_scale, row_exponent, packed.meta, dtype)
 
 
 def _dequantize_fake(

@@ -10,8 +10,9 @@ def register() -> None:
     """Make vLLM know the quantization methods of :data:`METHODS`.
 
     Runs in the API server, the engine and every worker of any vLLM user who has this package installed, so it only
-    fills tables: no device is touched and no thread started. Calling it again does nothing. It raises when the installed vLLM no longer has the interfaces needed: going on would let vLLM pick its own
-    FP4 method, which does something else with the same checkpoint.
+    fills tables: no device is touched and no thread started. Calling it again does nothing. It raises when the
+    installed vLLM no longer has the interfaces needed: going on would let vLLM pick its own FP4 method, which does
+    something else with the same checkpoint.
     """
     # vLLM logs and swallows an exception raised while a plugin is *imported*, but not one raised while it is *called*:
     # so nothing of vLLM is imported above.

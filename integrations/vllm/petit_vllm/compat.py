@@ -7,7 +7,7 @@ import logging
 import re
 
 TESTED = ((0, 32), (0, 33))
-"""First and last vLLM minor version whose interfaces this plugin was written against (0.32 is the one the tests run)."""
+"""First and last vLLM minor version whose interfaces this plugin was written against (the tests run 0.32)."""
 
 logger = logging.getLogger("petit_plugin.vllm")
 
@@ -40,8 +40,8 @@ def incompatible_message(error: BaseException) -> str:
     """Text for an interface of vLLM that is missing."""
     problem = version_problem(vllm_version()) or f"vLLM {vllm_version()} lacks an interface it should have"
     return (
-        f"petit_plugin cannot register with vLLM ({error}). {problem}. Install a matching vLLM or a newer petit_plugin, "
-        "or leave the plugin out with VLLM_PLUGINS=<the names of your other plugins>."
+        f"petit_plugin cannot register with vLLM ({error}). {problem}. Install a matching vLLM or a newer "
+        "petit_plugin, or leave the plugin out with VLLM_PLUGINS=<the names of your other plugins>."
     )
 
 

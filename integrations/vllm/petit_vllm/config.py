@@ -5,16 +5,16 @@ from __future__ import annotations
 import functools
 import logging
 import os
-from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
-from petit_vllm import METHODS, compat
-from petit_vllm.checkpoint import CheckpointIndex
-from petit_vllm.summary import LoadSummary
 from vllm.model_executor.layers.quantization.base_config import QuantizationConfig, QuantizeMethodBase
 
-from petit_plugin.checkpoints import LayerFormat, QuantSpec, UnsupportedCheckpointError
+from petit_plugin.checkpoints import ForeignFormat, LayerFormat, QuantSpec, UnsupportedCheckpointError
+from petit_plugin.checkpoints.checkpoint import Checkpoint
+from petit_vllm import METHODS, compat
+from petit_vllm.summary import LoadSummary
 
 if TYPE_CHECKING:
     from vllm.model_executor.models.utils import WeightsMapper
@@ -31,7 +31,7 @@ class PetitConfig(QuantizationConfig):  # type: ignore[misc]
     def __init__(self, spec: QuantSpec) -> None:
         super().__init__()
         self.spec = spec
-        self.index: CheckpointIndex | None = None
+        self.kv_scales_on_disk = False
         self.summary = LoadSummary()
 
     def __repr__(self) -> str:
@@ -62,14 +62,14 @@ class PetitConfig(QuantizationConfig):  # type: ignore[misc]
         platform = compat.platform()
         if platform not in ("rocm", "cpu"):
             raise ValueError(
-                f"--quantization {cls.method}: petit runs on ROCm GPUs and x86-64 CPUs, and this vLLM runs on {platform}. "
+                f"--quantization {cls.method}: petit runs on ROCm GPUs and CPUs, but this vLLM on {platform}. "
                 "Leave the flag out to use vLLM's own FP4 method."
             )
         spec = QuantSpec.from_config(config)
         if spec.dialect != "modelopt":
             raise UnsupportedCheckpointError(
-                f"--quantization {cls.method}: this is a {spec.dialect} checkpoint; in vLLM petit serves NVIDIA ModelOpt "
-                "checkpoints (NVFP4, W4A16_NVFP4, MXFP4). Leave the flag out to use vLLM's own method."
+                f"--quantization {cls.method}: this is a {spec.dialect} checkpoint; in vLLM petit serves NVIDIA "
+                "ModelOpt's (NVFP4, W4A16_NVFP4, MXFP4). Leave the flag out to use vLLM's own method."
             )
         if not spec.formats <= cls.formats:
             found = " and ".join(sorted(spec.formats))
@@ -100,24 +100,29 @@ class PetitConfig(QuantizationConfig):  # type: ignore[misc]
         return None
 
     def maybe_update_config(self, model_name: str, hf_config: Any = None, revision: str | None = None) -> None:
-        """Read the headers of the checkpoint and stop before loading when it contradicts its own configuration."""
-        self.index = CheckpointIndex.read(model_name, revision, self.spec)
+        """Read the checkpoint's headers and stop before loading when they contradict the configuration.
+
+        A checkpoint that is not on this machine yet is checked while it loads.
+        """
+        if not Path(model_name).is_dir():
+            logger.info("petit: %s is not a local directory; missing tensors show during load", model_name)
+            return
+        checkpoint = Checkpoint(model_name, self.spec)
+        checkpoint.check()
+        self.spec = checkpoint.spec  # knows routers and other layers that are 16-bit whatever the configuration says
+        self.kv_scales_on_disk = any(name.endswith((".k_scale", ".v_scale")) for name in checkpoint.tensors)
 
     def apply_vllm_mapper(self, hf_to_vllm_mapper: WeightsMapper) -> None:
-        def rename(names: list[str]) -> list[str]:
-            return list(hf_to_vllm_mapper.apply_list(names))
-
-        self.spec = self.spec.map_names(rename)
-        if self.index is not None:
-            self.index = self.index.map_names(rename)
+        self.spec = self.spec.map_names(lambda names: list(hf_to_vllm_mapper.apply_list(names)))
 
     def layer_format(self, prefix: str) -> LayerFormat | None:
         """Format of the (possibly fused) module `prefix` in vLLM's names, None for a 16-bit one."""
-        packed: Mapping[str, list[str]] = self.packed_modules_mapping
-        found: LayerFormat | None = self.spec.layer_format(prefix, packed)
-        if found is not None and self.index is not None and self.index.is_plain(prefix, packed):
-            logger.info("petit: %s has 16-bit weights in the checkpoint; served as they are", prefix)
-            return None
+        found: LayerFormat | None = self.spec.layer_format(prefix, self.packed_modules_mapping)
+        if found is not None and found.pre_quant_scale:
+            raise UnsupportedCheckpointError(
+                f"layer {prefix}: {found.algo} multiplies its activations by a pre_quant_scale; petit does not do that "
+                "in vLLM yet"
+            )
         return found
 
     def get_quant_method(self, layer: torch.nn.Module, prefix: str) -> QuantizeMethodBase | None:
@@ -169,8 +174,11 @@ def _autodetect(hf_quant_cfg: dict[str, Any]) -> bool:
     try:
         spec = QuantSpec.from_config(hf_quant_cfg)
     except ValueError:
-        return False  # not FP4, or a mixture petit does not serve: vLLM's own methods decide
-    if spec.dialect != "modelopt":
+        return False  # not FP4, or something petit does not serve: vLLM's own methods decide
+    schemes = [spec.default, *(rule.scheme for rule in spec.rules)]
+    if spec.dialect != "modelopt" or any(isinstance(scheme, ForeignFormat) for scheme in schemes):
+        return False
+    if any(isinstance(scheme, LayerFormat) and scheme.pre_quant_scale for scheme in schemes):
         return False
     _say_taken(compat.platform())
     return True

@@ -22,8 +22,7 @@ class PetitKVCacheMethod(BaseKVCacheMethod):  # type: ignore[misc]
         self.prefix = prefix
 
     def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
-        index = self.quant_config.index
-        if index is not None and index.kv_scales and hasattr(layer, "k_scale"):
+        if self.quant_config.kv_scales_on_disk and hasattr(layer, "k_scale"):
             lost = [name for name in ("k_scale", "v_scale") if float(getattr(layer, name)) < 0]
             if lost:
                 logger.warning(

@@ -6,17 +6,16 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 import torch
-from petit_vllm.loading import LoadWatch, block_scales, loaded_from_checkpoint, nan_scalars, never_loaded
 from vllm.model_executor.layers.linear import LinearMethodBase, register_weight_loader_v2_supported_method
 from vllm.model_executor.parameter import ModelWeightParameter, PerTensorScaleParameter
 
 import petit_plugin as pp
 from petit_plugin.packing import PackedMeta, PackedWeight
+from petit_vllm.loading import LoadWatch, block_scales, loaded_from_checkpoint, nan_scalars, never_loaded
 
 if TYPE_CHECKING:
-    from petit_vllm.config import PetitConfig
-
     from petit_plugin.checkpoints import LayerFormat
+    from petit_vllm.config import PetitConfig
 
 logger = logging.getLogger("petit_plugin.vllm")
 
@@ -39,7 +38,7 @@ class PetitLinearMethod(LinearMethodBase):  # type: ignore[misc]
 
     def create_weights(
         self,
-        layer: torch.nn.Module,
+        layer: Any,
         input_size_per_partition: int,
         output_partition_sizes: list[int],
         input_size: int,
@@ -47,7 +46,7 @@ class PetitLinearMethod(LinearMethodBase):  # type: ignore[misc]
         params_dtype: torch.dtype,
         **extra_weight_attrs: Any,
     ) -> None:
-        """Register the parameters the checkpoint loads into: uint8 [N, K/2], block scales [N, K/g], one slot per shard."""
+        """Register what the checkpoint loads into: uint8 [N, K/2], block scales [N, K/g], one float32 per shard."""
         k, n, shards = input_size_per_partition, sum(output_partition_sizes), len(output_partition_sizes)
         check_group(self.prefix, "input size", k, input_size, self.format, self.group)
         layer.logical_widths = output_partition_sizes
@@ -68,7 +67,7 @@ class PetitLinearMethod(LinearMethodBase):  # type: ignore[misc]
                 wrapped = self.watch.wrap(name, loader)
                 layer.register_parameter(name, PerTensorScaleParameter(data=nan_scalars(shards), weight_loader=wrapped))
 
-    def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
+    def process_weights_after_loading(self, layer: Any) -> None:
         """Check that everything came, pack, and let the checkpoint's tensors go. Doing it again does nothing."""
         if not hasattr(layer, "weight_scale"):
             return
@@ -77,9 +76,9 @@ class PetitLinearMethod(LinearMethodBase):  # type: ignore[misc]
         else:
             _fill_dummy(self.format, layer)
         if self.format == "nvfp4":
-            packed = pp.pack_nvfp4(layer.weight.data, layer.weight_scale.data, _row_scales(layer))
+            packed = pp.pack_nvfp4(layer.weight.data, layer.weight_scale.data, _row_scales(layer), name=self.prefix)
         else:
-            packed = pp.pack_mxfp4(layer.weight.data, layer.weight_scale.data)
+            packed = pp.pack_mxfp4(layer.weight.data, layer.weight_scale.data, name=self.prefix)
         if self.meta is not None and self.meta != packed.meta:
             raise ValueError(
                 f"layer {self.prefix}: the reloaded weights need another kernel than the first ones "
@@ -96,11 +95,11 @@ class PetitLinearMethod(LinearMethodBase):  # type: ignore[misc]
             layer.register_parameter(name, None if tensor is None else torch.nn.Parameter(tensor, requires_grad=False))
         self._count(packed)
 
-    def apply(self, layer: torch.nn.Module, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    def apply(self, layer: Any, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         """x [..., K] -> [..., N], dtype of x; one rounding, after the bias."""
         meta = self.meta
         assert meta is not None
-        return torch.ops.petit.linear(
+        y: torch.Tensor = torch.ops.petit.linear(
             x,
             layer.weight,
             layer.scale,
@@ -113,8 +112,9 @@ class PetitLinearMethod(LinearMethodBase):  # type: ignore[misc]
             meta.k,
             meta.exact,
         )
+        return y
 
-    def tie_weights(self, layer: torch.nn.Module, embed_tokens: torch.nn.Module) -> torch.nn.Module:
+    def tie_weights(self, layer: Any, embed_tokens: Any) -> Any:
         """An lm_head tied to 16-bit embeddings has no FP4 tensors of its own: it becomes a 16-bit layer."""
         for name in _RAW:
             if hasattr(layer, name):
@@ -123,15 +123,15 @@ class PetitLinearMethod(LinearMethodBase):  # type: ignore[misc]
         layer.quant_method = embed_tokens.quant_method
         return layer.quant_method.tie_weights(layer, embed_tokens)
 
-    def dequantize_weight(self, layer: torch.nn.Module) -> torch.Tensor:
+    def dequantize_weight(self, layer: Any) -> torch.Tensor:
         """float32 [N, K], exactly what the kernels multiply by."""
         assert self.meta is not None
         tensors = {name: t for name in PACKED if (t := getattr(layer, name)) is not None}
         return PackedWeight.from_tensors(self.meta, tensors).dequantize(torch.float32)
 
-    def _check_complete(self, layer: torch.nn.Module) -> None:
+    def _check_complete(self, layer: Any) -> None:
         names = _shard_names(self.prefix, self.config.packed_modules_mapping, len(layer.logical_widths))
-        rows = never_loaded(self.format, layer.weight_scale.data).split(layer.logical_widths)
+        rows = torch.split(never_loaded(self.format, layer.weight_scale.data), layer.logical_widths)
         for name, lost in zip(names, rows, strict=True):
             if bool(lost.all()):
                 raise self.watch.missing("weight_scale", name)
@@ -159,7 +159,7 @@ def check_group(prefix: str, what: str, size: int, full: int, fmt: str, group: i
         )
 
 
-def _row_scales(layer: torch.nn.Module) -> torch.Tensor:
+def _row_scales(layer: Any) -> torch.Tensor:
     """float32 [N]: every row gets the global scale of its own shard, so that q, k and v may differ."""
     scales = layer.weight_scale_2.data
     widths = torch.tensor(layer.logical_widths, device=scales.device)
@@ -175,7 +175,7 @@ def _shard_names(prefix: str, packed: dict[str, list[str]], count: int) -> list[
     return [f" of shard {i}" for i in range(count)]
 
 
-def _fill_dummy(fmt: str, layer: torch.nn.Module) -> None:
+def _fill_dummy(fmt: str, layer: Any) -> None:
     """--load-format dummy: any valid numbers."""
     layer.weight_scale.data.view(torch.uint8).fill_(0x38 if fmt == "nvfp4" else 120)
     if fmt == "nvfp4":

@@ -49,7 +49,7 @@ class LoadWatch:
         self.seen: dict[str, set[Hashable]] = {}
 
     def wrap(self, parameter: str, loader: Callable[..., Any], base: str = "") -> Callable[..., Any]:
-        """`loader` with a check of the incoming dtype. `base` is the checkpoint's name for `parameter` if it differs."""
+        """`loader` with a check of the incoming dtype. `base`: the checkpoint's name of `parameter` if it differs."""
         allowed = _ALLOWED[self.format, base or parameter]
         signature = inspect.signature(loader)
 
@@ -60,9 +60,10 @@ class LoadWatch:
             if loaded_weight.dtype not in allowed:
                 names = " or ".join(sorted(str(d).removeprefix("torch.") for d in allowed))
                 of = f" (shard {', '.join(map(str, shard))})" if shard else ""
+                got = str(loaded_weight.dtype).removeprefix("torch.")
                 raise ValueError(
-                    f"layer {self.prefix}: parameter {base or parameter}{of} is "
-                    f"{str(loaded_weight.dtype).removeprefix('torch.')} in the checkpoint, {self.format} needs {names}. "
+                    f"layer {self.prefix}: parameter {base or parameter}{of} is {got} in the checkpoint, but "
+                    f"{self.format} needs {names}. "
                     "If this layer is not quantized, list it under exclude_modules (ignore) in the quantization config."
                 )
             if loaded_weight.ndim == 0:

@@ -28,8 +28,7 @@ def nested_algorithm(quant_config: Any) -> str | None:
 
 def accept_more_algorithms() -> None:
     """Wrap vLLM's reader of ``hf_quant_config.json`` once."""
-    import vllm.config  # noqa: F401  first: the next module and this one import each other, and only this order works
-
+    import vllm.config  # noqa: F401  (first: the next module and this one import each other)
     from vllm.transformers_utils.model_arch_config_convertor import ModelArchConfigConvertorBase as Convertor
 
     original = Convertor._normalize_quantization_config
@@ -38,7 +37,7 @@ def accept_more_algorithms() -> None:
 
     @functools.wraps(original)
     def normalize(self: Any, config: Any) -> Any:
-        quant_config = getattr(config, "quantization_config", None)
+        quant_config: Any = getattr(config, "quantization_config", None)
         if nested_algorithm(quant_config) in EXTRA_ALGORITHMS:
             quant_config["quant_method"] = "modelopt"
             return quant_config

@@ -5,30 +5,21 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
-from petit_vllm.linear import check_group
-from petit_vllm.loading import LoadWatch, block_scales, loaded_from_checkpoint, nan_scalars, never_loaded
 from vllm.model_executor.layers.fused_moe import FusedMoEConfig, FusedMoEMethodBase, FusedMoeWeightScaleSupported
 from vllm.model_executor.utils import set_weight_attrs
 
 import petit_plugin as pp
+from petit_plugin.ops.moe_activation import resolve_activation
 from petit_plugin.packing import PackedExperts, PackedExpertsMeta
+from petit_vllm.linear import check_group
+from petit_vllm.loading import LoadWatch, block_scales, loaded_from_checkpoint, nan_scalars, never_loaded
 
 if TYPE_CHECKING:
+    from petit_plugin.checkpoints import LayerFormat
     from petit_vllm.config import PetitConfig
 
-    from petit_plugin.checkpoints import LayerFormat
-
-# vLLM's activation -> (ours, layout of the rows of w13)
-_ACTIVATIONS = {
-    "silu": ("silu", "gate_up"),
-    "gelu_tanh": ("gelu_tanh", "gate_up"),
-    "swigluoai": ("swigluoai", "interleaved"),
-    "swigluoai_uninterleave": ("swigluoai", "gate_up"),
-    "relu2_no_mul": ("relu2", "ungated"),
-}
-_RAW = tuple(
-    f"{w}_{p}" for w in ("w13", "w2") for p in ("weight", "weight_scale", "weight_scale_2", "input_scale", "bias")
-)
+_PARTS = ("weight", "weight_scale", "weight_scale_2", "input_scale", "bias")
+_RAW = tuple(f"{w}_{part}" for w in ("w13", "w2") for part in _PARTS)
 PACKED = tuple(f"{w}_{p}" for w in ("w13", "w2") for p in ("weight", "scale", "row_scale", "row_exponent", "bias"))
 
 
@@ -47,12 +38,9 @@ class PetitMoEMethod(FusedMoEMethodBase):  # type: ignore[misc]
         self.watch = LoadWatch(prefix, self.format)
         self.from_checkpoint = loaded_from_checkpoint()
         self.meta: PackedExpertsMeta | None = None
-        activation = moe.activation.value
-        if activation not in _ACTIVATIONS:
-            raise ValueError(
-                f"layer {prefix}: petit has no expert activation {activation!r} (it has {', '.join(_ACTIVATIONS)})"
-            )
-        self.activation, self.layout = _ACTIVATIONS[activation]
+        self.activation: str = moe.activation.value
+        # vLLM's loader puts gate rows before up rows, whatever the model; ungated experts have up rows only.
+        self.layout = "gate_up" if moe.is_act_and_mul else "ungated"
 
     def maybe_roundup_sizes(
         self, hidden_size: int, intermediate_size_per_partition: int, act_dtype: torch.dtype, moe_parallel_config: Any
@@ -61,16 +49,18 @@ class PetitMoEMethod(FusedMoEMethodBase):  # type: ignore[misc]
 
     def create_weights(
         self,
-        layer: torch.nn.Module,
+        layer: Any,
         num_experts: int,
         hidden_size: int,
         intermediate_size_per_partition: int,
         params_dtype: torch.dtype,
         **extra_weight_attrs: Any,
     ) -> None:
-        """w13 [E, 2I, H/2] (gate rows, then up rows; I rows if ungated), w2 [E, H, I/2], block scales, one scalar a half."""
+        """w13 [E, 2I, H/2] (gate rows, then up rows; I rows if ungated), w2 [E, H, I/2], block scales [.., K/g] and
+        global scales [E, 2] (gate, up) and [E]."""
         e, h, i = num_experts, hidden_size, intermediate_size_per_partition
         halves = 1 if self.layout == "ungated" else 2
+        self._check_activation(layer)
         check_group(self.prefix, "hidden size", h, h, self.format, self.group)
         check_group(self.prefix, "expert intermediate size", i, self.moe.intermediate_size, self.format, self.group)
         loader = extra_weight_attrs.pop("weight_loader")
@@ -92,7 +82,7 @@ class PetitMoEMethod(FusedMoEMethodBase):  # type: ignore[misc]
             if self.moe.has_bias:
                 add(f"{w}_bias", "", torch.zeros(e, rows, dtype=params_dtype))
 
-    def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
+    def process_weights_after_loading(self, layer: Any) -> None:
         """Check that every expert came, pack, and let the checkpoint's tensors go. Doing it again does nothing."""
         if not hasattr(layer, "w13_weight_scale"):
             return
@@ -112,6 +102,7 @@ class PetitMoEMethod(FusedMoEMethodBase):  # type: ignore[misc]
             w13_bias=raw.get("w13_bias"),
             w2_bias=raw.get("w2_bias"),
             layout=self.layout,
+            name=self.prefix,
         )
         if self.meta is not None and self.meta != packed.meta:
             raise ValueError(
@@ -128,12 +119,12 @@ class PetitMoEMethod(FusedMoEMethodBase):  # type: ignore[misc]
             layer.register_parameter(name, None if tensor is None else torch.nn.Parameter(tensor, requires_grad=False))
         self._count(packed, raw)
 
-    def get_fused_moe_quant_config(self, layer: torch.nn.Module) -> None:
+    def get_fused_moe_quant_config(self, layer: Any) -> None:
         return None  # no modular kernel of vLLM runs
 
     def apply(
         self,
-        layer: torch.nn.Module,
+        layer: Any,
         x: torch.Tensor,
         topk_weights: torch.Tensor,
         topk_ids: torch.Tensor,
@@ -156,7 +147,18 @@ class PetitMoEMethod(FusedMoEMethodBase):  # type: ignore[misc]
             apply_router_weight_on_input=layer.apply_router_weight_on_input,
         )
 
-    def _check_complete(self, layer: torch.nn.Module, raw: dict[str, torch.Tensor]) -> None:
+    def _check_activation(self, layer: Any) -> None:
+        if self.activation == "swigluoai":
+            raise ValueError(
+                f"layer {self.prefix}: gpt-oss experts (interleaved gate and up rows) are not served through vLLM yet"
+            )
+        numbers = {"alpha": layer.swiglu_alpha, "beta": layer.swiglu_beta, "limit": layer.swiglu_limit}
+        try:
+            resolve_activation(self.activation, gated=self.moe.is_act_and_mul, **numbers)
+        except ValueError as error:
+            raise ValueError(f"layer {self.prefix}: {error}") from error
+
+    def _check_complete(self, layer: Any, raw: dict[str, torch.Tensor]) -> None:
         ids = _global_ids(layer, raw["w13_weight"].shape[0])
         halves = 1 if self.layout == "ungated" else 2
         names = {"w13": ("w1 (gate_proj)", "w3 (up_proj)")[:halves], "w2": ("w2 (down_proj)",)}
@@ -193,7 +195,7 @@ class PetitMoEMethod(FusedMoEMethodBase):  # type: ignore[misc]
         )
 
 
-def _global_ids(layer: torch.nn.Module, local: int) -> list[int]:
+def _global_ids(layer: Any, local: int) -> list[int]:
     """Expert number in the checkpoint of every local slot."""
     expert_map = layer.expert_map
     if expert_map is None:

@@ -59,13 +59,13 @@ class LoadSummary:
         """The summary line. Bytes are those of this process' FP4 layers, against 2 bytes a weight."""
         counts = Counter(self.formats.values())
         layers = ", ".join(f"{n} {name}" for name, n in sorted(counts.items()))
-        bf16 = 2 * self.weights
+        fp4, bf16 = self.fp4_bytes / 1e6, 2 * self.weights / 1e6
+        padded = ", ".join(f"{shape} ({n})" for shape, n in self.padded.most_common(4)) or "none"
         parts = [
             f"petit: {sum(counts.values())} FP4 layers ({layers}), {len(self.plain)} in 16 bit",
-            f"FP4 layers take {self.fp4_bytes / 1e6:.1f} MB, {bf16 / 1e6:.1f} MB in BF16 ({bf16 / max(self.fp4_bytes, 1):.2f}x)",
+            f"FP4 layers take {fp4:.1f} MB, {bf16:.1f} MB in BF16 ({bf16 / max(fp4, 1e-6):.2f}x)",
             f"backend {', '.join(sorted(self.archs))}",
-            "padded "
-            + (", ".join(f"{shape} ({n})" for shape, n in self.padded.most_common(4)) if self.padded else "none"),
+            f"padded {padded}",
             "input_scale not used (activations stay 16 bit)",
         ]
         if self.exact:

@@ -1,0 +1,3 @@
+from petit_plugin.cli import main
+
+main()

@@ -1,0 +1,105 @@
+"""Commands and their options. Each command loads its code when it runs, so that --help is quick."""
+
+from __future__ import annotations
+
+from enum import Enum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(
+    help="FP4 checkpoints and kernels: what this machine can run, what a checkpoint holds, quantize one, verify one.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+Model = Annotated[
+    str, typer.Argument(help="Checkpoint directory, or a model name that is in the local Hugging Face cache.")
+]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
+
+
+class Format(str, Enum):
+    nvfp4 = "nvfp4"
+    mxfp4 = "mxfp4"
+
+
+class ScaleMode(str, Enum):
+    round_up = "round_up"
+    floor = "floor"
+    even = "even"
+
+
+def _version(show: bool) -> None:
+    if show:
+        from petit_plugin._version import __version__
+
+        print(f"petit {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _main(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command()
+def doctor(as_json: Json = False) -> None:
+    """Say what works on this machine, and why the rest does not."""
+    from petit_plugin.cli import doctor, output
+
+    with output.reported():
+        doctor.run(as_json)
+
+
+@app.command()
+def inspect(
+    model: Model,
+    as_json: Json = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Read headers only, not the scales themselves.")] = False,
+) -> None:
+    """Explain a checkpoint without a GPU: the format of every layer, bytes saved, and what is broken or refused."""
+    from petit_plugin.cli import inspect, output
+
+    with output.reported():
+        inspect.run(model, as_json, quick)
+
+
+@app.command()
+def quantize(
+    model: Model,
+    out: Annotated[Path, typer.Argument(help="Directory to create.")],
+    format: Annotated[Format, typer.Option("--format", "-f", help="FP4 format of the weights.")],
+    exclude: Annotated[
+        list[str] | None,
+        typer.Option("--exclude", "-x", help="Keep matching modules in 16 bits (name or wildcard); may be repeated."),
+    ] = None,
+    scale_mode: Annotated[
+        ScaleMode, typer.Option(help="Rule for MXFP4 block exponents; round_up is ModelOpt's.")
+    ] = ScaleMode.round_up,
+    force: Annotated[bool, typer.Option("--force", help="Replace OUT if it is a checkpoint directory.")] = False,
+) -> None:
+    """Quantize the linear layers of a BF16, FP16 or FP32 checkpoint to FP4, in ModelOpt's format.
+
+    Embeddings, lm_head, routers, norms and vision towers keep their type. OUT appears only when it is complete.
+    """
+    from petit_plugin.cli import output, quantize
+
+    with output.reported():
+        quantize.run(model, out, format.value, exclude or [], scale_mode.value, force)
+
+
+@app.command()
+def verify(model: Model, as_json: Json = False) -> None:
+    """Check every FP4 layer: packed for the kernels and back, dequantized and multiplied, against the reference."""
+    from petit_plugin.cli import output, verify
+
+    with output.reported():
+        verify.run(model, as_json)

