@@ -14,17 +14,6 @@
 
 namespace petit {
 
-struct ConvertArgs {
-    const u8* x;
-    u8* out;
-    RowInfo* rows;
-    i64 x_stride_bytes;  // multiple of 16, as the base address
-    i64 plane_bytes;
-    u32 slices;          // grid y
-    u32 k;               // multiple of 8
-    u32 k_tiles;
-};
-
 using u16x2 = u16 __attribute__((ext_vector_type(2)));
 
 template <Type T>

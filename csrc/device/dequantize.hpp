@@ -8,15 +8,6 @@
 
 namespace petit {
 
-struct DequantizeArgs {
-    const u8* weight;
-    const u8* scale;
-    u8* out;  // [rows, k] 16-bit
-    u32 n_begin, rows;  // n_begin is a multiple of 64
-    u32 k;
-    u32 k_tiles;
-};
-
 template <Format F, Type T, Core C, bool kExact>
 PETIT_DEVICE void dequantize(const DequantizeArgs& a) {
     using W = Weights<F, C, kExact>;
@@ -52,18 +43,6 @@ PETIT_DEVICE void dequantize(const DequantizeArgs& a) {
         }
     }
 }
-
-struct FinishArgs {
-    const float* sum;  // [m, n]
-    const float* row_scale;
-    const i32* row_exponent;
-    const void* bias;
-    void* y;
-    i64 y_stride;
-    u32 n, m;       // columns handled by this launch
-    u32 bias_f32;
-    i32 exponent;   // added to row_exponent
-};
 
 template <Type T>
 PETIT_DEVICE void finish(const FinishArgs& a) {

@@ -7,6 +7,7 @@
 // Activations (written by convert.hpp): per 16 rows and k-tile 4 KB, piece t, lane 16g + m = x[m, 32g + 8t .. + 7].
 #pragma once
 #include "arch/arch.hpp"
+#include "arguments.hpp"
 
 namespace petit {
 
@@ -17,33 +18,6 @@ constexpr u32 kFragmentBytes = 4096;    // activations of 16 rows x 128 k
 constexpr u32 kBlockBytes = 1024;       // 16 x 16 float32 results
 constexpr u32 kPlaneOctaves = 28;       // octaves of activation magnitude one f16 plane holds exactly
 constexpr int kSumShift = 80;           // sums are kept times 2^80 so that far smaller planes are not lost below 2^-126
-
-struct RowInfo {  // one activation row
-    i32 exponent;  // x = plane0 * 2^exponent
-    i32 planes;    // plane p holds what is 28 p octaves further down; usually 1
-};
-
-struct GemmArgs {
-    const u8* weight;
-    const u8* scale;
-    const float* row_scale;
-    const i32* row_exponent;
-    const u8* x;           // fragment-order activations, plane after plane
-    const RowInfo* rows;   // [m]
-    const void* bias;      // [n] or null
-    void* y;               // [m, y_stride]
-    u8* partials;          // two slots a workgroup
-    u32* counters;         // one a tile, zero between launches
-    i64 plane_bytes;
-    i64 y_stride;          // elements
-    u32 n, m;
-    u32 k_tiles, row_groups;
-    u32 m_blocks;          // m tiles of the kernel's height
-    u32 units_q, units_r;  // units per workgroup: q + 1 for the first r workgroups, q for the rest
-    u32 bias_f32;          // bias is float32 instead of the activation dtype
-    u32 workgroups;        // grid size
-    u32 xcds;              // dies the workgroup ids go round; neighbours in work then share a die
-};
 
 /// The work is a line of units (tile, k-tile), k fastest, cut into one piece a workgroup whose lengths differ by at most one.
 /// So every CU gets the same bytes whatever the shape, and a tile is finished by a run of consecutive workgroups.
