@@ -13,6 +13,9 @@ import torch
 
 from petit_plugin._types import CheckpointTensors, PackedMeta
 from petit_plugin.backends.cpu import CpuBackend
+from petit_plugin.backends.hip import emulation
+from petit_plugin.backends.hip.backend import ARCHS as HIP_ARCHS
+from petit_plugin.backends.hip.backend import HipBackend
 
 Layout = dict[str, tuple[tuple[int, ...], torch.dtype]]
 
@@ -55,7 +58,8 @@ class Backend(Protocol):
         """x [..., k] -> [..., n], contiguous."""
 
 
-_BACKENDS: dict[str, Backend] = {"cpu": CpuBackend()}
+_HIP = HipBackend()
+_BACKENDS: dict[str, Backend] = {"cpu": CpuBackend(), **dict.fromkeys(HIP_ARCHS, _HIP)}
 
 
 def backend_for(arch: str) -> Backend:
@@ -69,5 +73,11 @@ def backend_for(arch: str) -> Backend:
 def default_arch(device: torch.device) -> str:
     """The arch a weight on `device` is packed for when none is given."""
     if device.type == "cpu":
-        return "cpu"
+        emulator = emulation.current()
+        return emulator.arch if emulator else "cpu"
+    if device.type == "cuda" and torch.version.hip is not None:
+        name = torch.cuda.get_device_properties(device).gcnArchName.split(":")[0]
+        if name in HIP_ARCHS:
+            return name
+        raise ValueError(f"{device} is a {name}; there are kernels for {', '.join(HIP_ARCHS)}")
     raise ValueError(f"no backend for tensors on {device}; move them to the CPU or pass arch=")
