@@ -13,6 +13,7 @@ import torch
 
 from petit_plugin._types import CheckpointTensors, PackedMeta
 from petit_plugin.backends.cpu import CpuBackend
+from petit_plugin.backends.hip import device as hip_device
 from petit_plugin.backends.hip import emulation
 from petit_plugin.backends.hip.backend import ARCHS as HIP_ARCHS
 from petit_plugin.backends.hip.backend import HipBackend
@@ -74,10 +75,7 @@ def default_arch(device: torch.device) -> str:
     """The arch a weight on `device` is packed for when none is given."""
     if device.type == "cpu":
         emulator = emulation.current()
-        return emulator.arch if emulator else "cpu"
-    if device.type == "cuda" and torch.version.hip is not None:
-        name = torch.cuda.get_device_properties(device).gcnArchName.split(":")[0]
-        if name in HIP_ARCHS:
-            return name
-        raise ValueError(f"{device} is a {name}; there are kernels for {', '.join(HIP_ARCHS)}")
+        return hip_device.variant(emulator.arch) if emulator else "cpu"
+    if device.type == "cuda":
+        return hip_device.arch_name(device)
     raise ValueError(f"no backend for tensors on {device}; move them to the CPU or pass arch=")

@@ -13,6 +13,7 @@ from petit_plugin.backends.hip.device import DTYPE_NAMES, Device
 
 logger = logging.getLogger("petit_plugin.backends.hip")
 
+Packed = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]  # weight, scale, row_scale, row_exponent
 ARCHS = (*solutions.ARCHS, "gfx950-mask")  # "-mask": gfx950 weights for the bit-mask core, should conversions be slow
 DENSE_CHUNK = 64 << 20  # bytes of dequantised weights at a time: they stay in the last-level cache
 
@@ -108,17 +109,19 @@ class HipBackend:
         self,
         device: Device,
         x: torch.Tensor,
-        tensors: tuple[torch.Tensor, ...],
+        tensors: Packed,
         bias: torch.Tensor | None,
         meta: PackedMeta,
         y: torch.Tensor,
     ) -> None:
+        weight, scale, row_scale, row_exponent = tensors
         prepared = device.prepare(meta, DTYPE_NAMES[x.dtype], x.shape[0])
         stream = device.stream()
         workspace = device.workspace(prepared.nbytes, stream)
         with device.visible((x, *tensors, bias), (y, workspace)):
             prepared.plan.run(
-                *(x.data_ptr(), x.stride(0) * 2, *(t.data_ptr() for t in tensors)),
+                *(x.data_ptr(), x.stride(0) * 2, weight.data_ptr(), scale.data_ptr()),
+                *(row_scale.data_ptr(), row_exponent.data_ptr()),
                 *(_pointer(bias), bias is not None and bias.dtype == torch.float32),
                 *(y.data_ptr(), y.stride(0), workspace.data_ptr(), stream),
             )
@@ -127,7 +130,7 @@ class HipBackend:
         self,
         device: Device,
         x: torch.Tensor,
-        tensors: tuple[torch.Tensor, ...],
+        tensors: Packed,
         bias: torch.Tensor | None,
         meta: PackedMeta,
         y: torch.Tensor,
@@ -142,7 +145,12 @@ class HipBackend:
             w = torch.empty(count, meta.k, dtype=x.dtype, device=x.device)
             with device.visible((weight, scale), (w,)):
                 device.code.dequantize(
-                    *(f"petit_dequantize_{meta.format}_{dtype}{mask}", weight.data_ptr(), scale.data_ptr(), w.data_ptr()),
+                    *(
+                        f"petit_dequantize_{meta.format}_{dtype}{mask}",
+                        weight.data_ptr(),
+                        scale.data_ptr(),
+                        w.data_ptr(),
+                    ),
                     *(first, count, meta.k, stream),
                 )
             total = device.matmul_f32(x, w)
@@ -150,7 +158,13 @@ class HipBackend:
             scales, exponents, out = row_scale[first:], row_exponent[first:], y[:, first : first + count]
             with device.visible((total, scales, exponents, part), (out,)):
                 device.code.finish(
-                    *(f"petit_finish_{dtype}", total.data_ptr(), scales.data_ptr(), exponents.data_ptr(), _pointer(part)),
+                    *(
+                        f"petit_finish_{dtype}",
+                        total.data_ptr(),
+                        scales.data_ptr(),
+                        exponents.data_ptr(),
+                        _pointer(part),
+                    ),
                     *(part is not None and part.dtype == torch.float32, out.data_ptr(), y.stride(0)),
                     *(count, x.shape[0], stream),
                 )

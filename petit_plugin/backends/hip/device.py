@@ -1,7 +1,8 @@
 """A device the HIP backend runs on: its code object, plans, streams and workspaces.
 
 Device is a GPU of this process (tensors on "cuda"); EmulatedDevice in emulation.py is the development emulator (tensors
-on "cpu"). Code objects load when weights are packed; launching allocates nothing after a stream's first use.
+on "cpu"). Code objects load when weights are packed. A workspace is made at a stream's first launch, large enough for
+every weight packed so far; after that launches allocate nothing but their result.
 """
 
 from __future__ import annotations
@@ -25,6 +26,32 @@ CODE_OBJECTS = Path(__file__).parent / "code_objects"
 DTYPE_NAMES = {torch.bfloat16: "bf16", torch.float16: "f16"}
 COUNTERS = 1 << 16  # tiles a launch may have; their arrival counters lie first in a workspace and stay zero
 ALIGN = 256
+
+
+CORE = "PETIT_GFX950_CORE"
+
+
+def arch_name(device: torch.device) -> str:
+    """What weights on this GPU are packed for. ValueError in one sentence for a GPU without kernels.
+
+    PETIT_GFX950_CORE=mask asks for gfx950's bit-mask kernels, in case its conversion instructions are slow.
+    """
+    properties = torch.cuda.get_device_properties(device)
+    name = str(getattr(properties, "gcnArchName", "")).split(":")[0]
+    if torch.version.hip is None or name not in solutions.ARCHS:
+        what = name or f"no AMD GPU ({properties.name})"
+        raise ValueError(
+            f"{device} is {what}; petit_plugin has kernels for {', '.join(solutions.ARCHS)} and for the CPU"
+        )
+    return variant(name)
+
+
+def variant(arch: str) -> str:
+    """`arch`, or its variant that PETIT_GFX950_CORE asks for."""
+    core = os.environ.get(CORE, "")
+    if core not in ("", "convert", "mask"):
+        raise ValueError(f"{CORE}={core}; expected convert or mask")
+    return "gfx950-mask" if arch == "gfx950" and core == "mask" else arch
 
 
 def _aligned(nbytes: int) -> int:
@@ -51,12 +78,16 @@ class Device:
     """One GPU. Raises ValueError in one sentence if its arch is not the one the weights are packed for."""
 
     def __init__(self, index: int, arch: str) -> None:
-        properties = torch.cuda.get_device_properties(index)
-        name = getattr(properties, "gcnArchName", "").split(":")[0]
-        if torch.version.hip is None or name != arch:
-            what = name or f"no AMD GPU ({properties.name})"
-            raise ValueError(f"device {index} is {what}, but the weight is packed for {arch}; pack it for this device")
-        self.index, self.arch, self.cus = index, arch, properties.multi_processor_count
+        name = arch_name(torch.device("cuda", index)).partition("-")[0]
+        if name != arch:
+            raise ValueError(f"cuda:{index} is {name}, but the weight is packed for {arch}; pack it for this device")
+        self.index, self.arch = index, arch
+        self.cus = int(torch.cuda.get_device_properties(index).multi_processor_count)
+        self.dense = hasattr(torch.ops.aten.mm, "dtype")  # float32 results from 16-bit operands
+        if not self.dense:
+            logger.warning(
+                "torch %s has no float32 result for 16-bit matrices; many rows run the tile kernels", torch.__version__
+            )
         self.runtime = _native.HipRuntime(os.environ.get("PETIT_HIP_RUNTIME", ""))
         self.code = load_code(self.runtime, index, arch)
         self._plans: dict[tuple[object, ...], Prepared] = {}
@@ -68,7 +99,10 @@ class Device:
         return int(torch.cuda.current_stream(self.index).cuda_stream)
 
     def solution(self, meta: PackedMeta, dtype: str, m: int) -> solutions.Solution:
-        return solutions.select(self.arch, self.cus, meta.format, dtype, meta.n, meta.k, solutions.bucket(m), meta.exact)
+        key = (self.arch, self.cus, meta.format, dtype, meta.n, meta.k)
+        if not self.dense and m > solutions.DENSE_ABOVE:
+            m = solutions.DENSE_ABOVE
+        return solutions.select(*key, solutions.bucket(m), meta.exact)
 
     def prepare(self, meta: PackedMeta, dtype: str, m: int) -> Prepared:
         """The plan for m rows, made once."""
@@ -111,18 +145,32 @@ class Device:
 
     def reserve(self, meta: PackedMeta) -> None:
         """Note that launches for this weight will come, so that workspaces are made large enough at once."""
-        for m in (16, 32, 64, solutions.DENSE_ABOVE):
-            launch = self.launch(meta, "bf16", m)
-            self._reserved = max(self._reserved, self.workspace_layout(meta, "bf16", m, launch, "")[1])
+        for dtype in DTYPE_NAMES.values():
+            m = 1
+            while m <= solutions.DENSE_ABOVE:
+                if self.solution(meta, dtype, m).role != "dense":
+                    nbytes = self.workspace_layout(meta, dtype, m, self.launch(meta, dtype, m), "")[1]
+                    self._reserved = max(self._reserved, nbytes)
+                m *= 2
 
     def workspace(self, nbytes: int, stream: int) -> torch.Tensor:
-        """At least nbytes for launches on `stream`. Outgrown ones are kept: a captured graph may still use them."""
+        """At least nbytes for launches on `stream`, counters zero. Outgrown ones are kept for graphs."""
         have = self._workspaces.setdefault(stream, [])
-        if not have or have[-1].numel() < nbytes:
-            size = max(nbytes, self._reserved)
-            have.append(torch.zeros(size, dtype=torch.uint8, device=torch.device("cuda", self.index)))
-            logger.info("HIP device %d: workspace of %.1f MB for stream %#x", self.index, size / 1e6, stream)
-        return have[-1]
+        if have and have[-1].numel() >= nbytes:
+            return have[-1]
+        device = torch.device("cuda", self.index)
+        if torch.cuda.is_current_stream_capturing():
+            # Nothing ran on this stream before. The workspace then belongs to the graph, which zeroes its counters at
+            # every replay; it cannot serve launches outside the graph.
+            space = torch.empty(nbytes, dtype=torch.uint8, device=device)
+            space[: COUNTERS * 4].zero_()
+            return space
+        size = max(nbytes, self._reserved)
+        space = torch.empty(size, dtype=torch.uint8, device=device)
+        space[: COUNTERS * 4].zero_()
+        have.append(space)
+        logger.info("HIP device %d: workspace of %.1f MB for stream %#x", self.index, size / 1e6, stream)
+        return space
 
     @contextmanager
     def visible(self, tensors: Sequence[torch.Tensor | None], writable: Sequence[torch.Tensor]) -> Iterator[None]:
@@ -131,4 +179,4 @@ class Device:
 
     def matmul_f32(self, x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         """x [m, k] @ w [n, k].T in float32, from 16-bit operands, by the vendor library."""
-        return torch.mm(x, w.t(), out_dtype=torch.float32)  # type: ignore[call-overload]
+        return torch.mm(x, w.t(), out_dtype=torch.float32)

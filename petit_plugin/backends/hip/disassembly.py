@@ -104,7 +104,9 @@ class Kernel:
         for body in self.loops():
             if not any(i.is_mfma for i in body):
                 continue
-            if not any(body[0].address <= other[0].address and other[-1].address <= body[-1].address for other in inner):
+            if not any(
+                body[0].address <= other[0].address and other[-1].address <= body[-1].address for other in inner
+            ):
                 inner.append(body)
         return max(inner, key=lambda body: sum(i.is_mfma for i in body), default=[])
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import importlib
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -23,10 +24,15 @@ _current: ContextVar[EmulatedDevice | None] = ContextVar("petit_emulated_device"
 
 
 def library() -> Path:
-    """The emulator's shared library, built if needed. RuntimeError outside a source tree."""
+    """The emulator's library: PETIT_HIP_RUNTIME, else the source tree's, built if needed. RuntimeError if neither."""
+    if chosen := os.environ.get("PETIT_HIP_RUNTIME"):
+        return Path(chosen)
     root = Path(__file__).resolve().parents[3]
     if not (root / "emulator" / "build.py").exists():
-        raise RuntimeError("the emulator is in the source tree only; install with `pip install -e .` to use it")
+        raise RuntimeError(
+            f"no emulator beside {root}: it is in the source tree only; install with `pip install -e .`, or set "
+            f"PETIT_HIP_RUNTIME to its library"
+        )
     if str(root) not in sys.path:
         sys.path.append(str(root))
     path: Path = importlib.import_module("emulator.build").library()
@@ -39,10 +45,16 @@ class EmulatedDevice(Device):
     def __init__(self, arch: str, cus: int) -> None:
         path = library()
         self.library = ctypes.CDLL(str(path))
+        if not hasattr(self.library, "petit_emu_set_arch"):
+            raise RuntimeError(
+                f"{path} is not the emulator; unset PETIT_HIP_RUNTIME or point it to libpetit_emulator.so"
+            )
         self.library.petit_emu_last_error.restype = ctypes.c_char_p
         self._call("petit_emu_set_arch", arch.encode())
-        self.index, self.arch, self.cus = 0, arch, cus
+        self._call("petit_emu_set_option", b"cus", ctypes.c_uint64(cus))
+        self.index, self.arch, self.dense = 0, arch, True
         self.runtime = _native.HipRuntime(str(path))
+        self.cus = self.runtime.compute_units(0)
         self.code = load_code(self.runtime, 0, arch)
         self._plans = {}
 
@@ -74,7 +86,9 @@ class EmulatedDevice(Device):
                     if tensor is None:
                         continue
                     pointer = ctypes.c_void_p(tensor.data_ptr())
-                    span = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+                    span = 1 + sum(
+                        (size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
+                    )
                     nbytes = ctypes.c_uint64(span * tensor.element_size())
                     name = f"{tensor.dtype} {list(tensor.shape)}".encode()
                     self._call("petit_emu_register", pointer, nbytes, name, write)

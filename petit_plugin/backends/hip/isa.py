@@ -102,7 +102,9 @@ def conversion_valu(kernels: dict[str, Kernel], name: str, rows: int, k: int) ->
     """VALU wave instructions of the activation pre-pass for [rows, k]: scan of each row by every slice, then writing."""
     kernel = kernels[name]
     loops = [body for body in kernel.loops() if any(i.load_bytes == 16 for i in body)]
-    scan = min((sum(i.is_valu for i in b) for b in loops if not any(i.name.endswith("store_dwordx4") for i in b)), default=0)
+    scan = min(
+        (sum(i.is_valu for i in b) for b in loops if not any(i.name.endswith("store_dwordx4") for i in b)), default=0
+    )
     write = min((sum(i.is_valu for i in b) for b in loops if any("store" in i.name for i in b)), default=0)
     fixed = sum(i.is_valu for i in kernel.instructions)  # everything once a wave: an upper bound of the straight part
     slices = solutions.conversion_slices(rows, k)

@@ -139,12 +139,18 @@ def fits(c: Canonical, tops: torch.Tensor, fmt: str, arch: str) -> torch.Tensor:
 def _scale_bytes(c: Canonical, tops: torch.Tensor, e: Encoding, exact: bool) -> torch.Tensor:
     moved = c.exponent - tops[:, None]
     if not e.e5m3:
-        return torch.where(c.significand > 0, moved + (WINDOW_TOP if exact else FUSED_TOP), 0).clamp(0, 255).to(torch.uint8)
+        return (
+            torch.where(c.significand > 0, moved + (WINDOW_TOP if exact else FUSED_TOP), 0)
+            .clamp(0, 255)
+            .to(torch.uint8)
+        )
     value = torch.ldexp(c.significand, (moved + e.top).clamp(-30, 15))
     return (value.half().view(torch.int16) >> 7).to(torch.uint8)
 
 
-def pack(source: CheckpointTensors, arch: str, out: dict[str, torch.Tensor] | None) -> tuple[PackedMeta, dict[str, torch.Tensor]]:
+def pack(
+    source: CheckpointTensors, arch: str, out: dict[str, torch.Tensor] | None
+) -> tuple[PackedMeta, dict[str, torch.Tensor]]:
     c = canonical(source)
     tops = row_tops(c)
     exact = not bool(fits(c, tops, source.format, arch).all())
@@ -188,7 +194,9 @@ def unpack_codes(meta: PackedMeta, weight: torch.Tensor) -> torch.Tensor:
     return codes[: meta.n, : meta.k // 2].contiguous()
 
 
-def unpack_scales(meta: PackedMeta, scale: torch.Tensor, row_exponent: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def unpack_scales(
+    meta: PackedMeta, scale: torch.Tensor, row_exponent: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Significand f32 and exponent i32 [n, k/group] of the true block scales."""
     groups, tiles = padded(meta)
     e = encoding(meta.format, meta.arch, meta.exact)
@@ -218,7 +226,12 @@ def unpack(meta: PackedMeta, tensors: dict[str, torch.Tensor]) -> tuple[torch.Te
 
 
 def dequantize(
-    weight: torch.Tensor, scale: torch.Tensor, row_scale: torch.Tensor, row_exponent: torch.Tensor, meta: PackedMeta, dtype: torch.dtype
+    weight: torch.Tensor,
+    scale: torch.Tensor,
+    row_scale: torch.Tensor,
+    row_exponent: torch.Tensor,
+    meta: PackedMeta,
+    dtype: torch.dtype,
 ) -> torch.Tensor:
     """[n, k]: code * scale * row_scale, exact in float64, rounded once to dtype."""
     codes = unpack_codes(meta, weight)

@@ -41,7 +41,9 @@ def pack(
     row, group = _native.hip_find_nan(FORMATS[source.format], n, k, *codes, threads)
     scale_name = f"{source.name}.weight_scale" if source.name else "weight_scale"
     if row >= 0:
-        raise ValueError(f"{scale_name}[{row}, {group}] is NaN and its block is not all zero; the checkpoint is damaged")
+        raise ValueError(
+            f"{scale_name}[{row}, {group}] is NaN and its block is not all zero; the checkpoint is damaged"
+        )
     meta = PackedMeta(source.format, arch, n, k)
     on_host = out is not None and out["weight"].device.type == "cpu"
     layout = shapes(meta)
@@ -50,8 +52,11 @@ def pack(
     if not _native.hip_pack(*_numbers(meta), *codes, *pointers, threads):
         meta = PackedMeta(source.format, arch, n, k, exact=True)
         _native.hip_pack(*_numbers(meta), *codes, *pointers, threads)
-        logger.warning("%s has rows outside the number window of the fast %s kernels; this layer runs their EXACT variant",
-                       scale_name, arch)
+        logger.warning(
+            "%s has rows outside the number window of the fast %s kernels; this layer runs their EXACT variant",
+            scale_name,
+            arch,
+        )
     host["row_scale"][:n] = source.global_scale.cpu()
     host["row_scale"][n:] = 0
     if out is None:
@@ -64,24 +69,23 @@ def pack(
 
 def unpack(meta: PackedMeta, tensors: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
     """Checkpoint codes uint8 [n, k/2] and scale bytes uint8 [n, k/group], on the tensors' device."""
-    device = tensors["weight"].device
-    packed = [tensors[name].cpu() for name in ("weight", "scale", "row_exponent")]
+    weight, scale, row_exponent = (tensors[name].cpu() for name in ("weight", "scale", "row_exponent"))
     codes = torch.empty(meta.n, meta.k // 2, dtype=torch.uint8)
     scales = torch.empty(meta.n, meta.k // meta.group_size, dtype=torch.uint8)
     _native.hip_unpack(
-        *(*_numbers(meta), *(tensor.data_ptr() for tensor in packed)),
+        *(*_numbers(meta), weight.data_ptr(), scale.data_ptr(), row_exponent.data_ptr()),
         *(codes.data_ptr(), scales.data_ptr(), torch.get_num_threads()),
     )
+    device = tensors["weight"].device
     return codes.to(device), scales.to(device)
 
 
 def dequantize(tensors: Mapping[str, torch.Tensor], meta: PackedMeta, dtype: torch.dtype) -> torch.Tensor:
     """[n, k]: code * block scale * row scale, exact in float64, rounded once to dtype; on the tensors' device."""
-    device = tensors["weight"].device
-    packed = [tensors[name].cpu() for name in NAMES]
+    weight, scale, row_scale, row_exponent = (tensors[name].cpu() for name in NAMES)
     out = torch.empty(meta.n, meta.k, dtype=dtype)
     _native.hip_dequantize(
-        *(*_numbers(meta), *(tensor.data_ptr() for tensor in packed)),
+        *(*_numbers(meta), weight.data_ptr(), scale.data_ptr(), row_scale.data_ptr(), row_exponent.data_ptr()),
         *(out.data_ptr(), OUT_TYPES[dtype], torch.get_num_threads()),
     )
-    return out.to(device)
+    return out.to(tensors["weight"].device)

@@ -1,8 +1,8 @@
 """Which kernel runs, with which grid: data, and a heuristic where there is none. Standard library only.
 
-A Solution names a compiled kernel and its grid policy. TABLE is the shipped tuning, keyed (arch, CUs, format, dtype, N, K,
-M bucket); a user's JSON file (PETIT_SOLUTIONS) is merged over it. Nothing here was timed on hardware: the entries are
-what the traffic model of docs/kernels.md picks.
+A Solution names a compiled kernel and its grid policy. TABLE is the shipped tuning, keyed (arch, CUs, format, dtype,
+N, K, M bucket); a user's JSON file (PETIT_SOLUTIONS) is merged over it. Nothing here was timed on hardware: the entries
+are what the traffic model of docs/kernels.md picks.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import json
 import logging
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
 
@@ -24,9 +24,7 @@ DEFAULT_CUS = {"gfx90a": 110, "gfx942": 304, "gfx950": 256}
 DENSE_ABOVE = 512  # rows; more are dequantised to 16 bits for the vendor GEMM
 PLANES = {"bf16": 10, "f16": 2}  # planes of 28 octaves that cover the dtype: 2^-133..2^127, 2^-24..2^15
 REFERENCE_SHAPES = tuple(  # Llama-3.3-70B: qkv, o, gate_up, down
-    (n, k, m)
-    for n, k in ((10240, 8192), (8192, 8192), (57344, 8192), (8192, 28672))
-    for m in (1, 8, 16, 32, 64, 256)
+    (n, k, m) for n, k in ((10240, 8192), (8192, 8192), (57344, 8192), (8192, 28672)) for m in (1, 8, 16, 32, 64, 256)
 )
 
 
@@ -45,6 +43,10 @@ class Solution:
     def __post_init__(self) -> None:
         if (self.role, self.rows) not in SHAPES:
             raise ValueError(f"no kernel {self.role} with {self.rows} rows; there are {sorted(SHAPES)}")
+        for name, least, most in (("workgroups_per_cu", 1, 8), ("min_units", 1, 1 << 20), ("xcds", 0, 64)):
+            value = getattr(self, name)
+            if type(value) is not int or not least <= value <= most:
+                raise ValueError(f"{name} is {value!r}; expected a whole number in {least} .. {most}")
 
 
 @dataclass(frozen=True)
@@ -71,7 +73,7 @@ HEURISTIC = (
     (DENSE_ABOVE, Solution("tile", 128, workgroups_per_cu=1)),
 )
 Key = tuple[str, int, str, str, int, int, int]
-# MI300X has bandwidth to spare for partial sums only on tall layers: three workgroups a CU there (895 = 2.95 x 304 tiles).
+# MI300X has bandwidth to spare for partial sums only on tall layers: three workgroups a CU there (895 = 2.95 x 304).
 TABLE: Mapping[Key, Solution] = {
     ("gfx942", 304, "nvfp4", "bf16", 57344, 8192, 16): Solution("decode", 16, workgroups_per_cu=3),
     ("gfx942", 304, "mxfp4", "bf16", 57344, 8192, 16): Solution("decode", 16, workgroups_per_cu=3),
@@ -83,9 +85,45 @@ def bucket(m: int) -> int:
     return 1 << max(0, m - 1).bit_length()
 
 
+def check_key(key: Key) -> None:
+    """Raises ValueError naming the part of a table key that is wrong."""
+    if len(key) != 7:
+        raise ValueError(f"key {list(key)} has {len(key)} parts; expected arch, CUs, format, dtype, N, K, M bucket")
+    arch, _, fmt, dtype, _, k, m_bucket = key
+    for value, allowed in ((arch, ARCHS), (fmt, ("nvfp4", "mxfp4")), (dtype, ("bf16", "f16"))):
+        if value not in allowed:
+            raise ValueError(f"key {list(key)}: {value!r} is none of {', '.join(allowed)}")
+    if any(type(number) is not int or number < 1 for number in (key[1], *key[4:])):
+        raise ValueError(f"key {list(key)}: CUs, N, K and M bucket are whole numbers from 1")
+    if bucket(m_bucket) != m_bucket or k % (16 if fmt == "nvfp4" else 32):
+        raise ValueError(f"key {list(key)}: the M bucket is a power of two, K a multiple of the format's group")
+
+
+def parse(text: str) -> dict[Key, Solution]:
+    """A solution file: a JSON list of {"key": [...], "solution": {...}}. ValueError saying which entry is wrong."""
+    found: dict[Key, Solution] = {}
+    entries = json.loads(text)
+    if not isinstance(entries, list):
+        raise ValueError("expected a JSON list")
+    for i, entry in enumerate(entries):
+        try:
+            key = tuple(entry["key"])
+            check_key(key)
+            found[key] = Solution(**entry["solution"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"entry {i}: {error}") from error
+    return found
+
+
+def dump(entries: Mapping[Key, Solution]) -> str:
+    """The text that parse() reads: one entry a line."""
+    lines = (json.dumps({"key": list(key), "solution": asdict(entries[key])}) for key in sorted(entries))
+    return "[\n" + ",\n".join(lines) + "\n]\n"
+
+
 @cache
 def table() -> Mapping[Key, Solution]:
-    """TABLE with the user's file over it: a JSON list of {"key": [...], "solution": {...}}.
+    """TABLE with the user's file (PETIT_SOLUTIONS) over it.
 
     Raises ValueError for a file that does not parse or names a kernel that does not exist.
     """
@@ -93,11 +131,23 @@ def table() -> Mapping[Key, Solution]:
     if not path:
         return TABLE
     try:
-        entries = json.loads(Path(path).read_text())
-        user = {tuple(entry["key"]): Solution(**entry["solution"]) for entry in entries}
-    except (OSError, KeyError, TypeError, ValueError) as error:
+        user = parse(Path(path).read_text())
+    except (OSError, ValueError) as error:
         raise ValueError(f"PETIT_SOLUTIONS={path} is no solution file: {error}") from error
     return {**TABLE, **user}
+
+
+def as_text(entries: Mapping[Key, Solution]) -> str:
+    """The table for people, and the rule for everything it does not list."""
+    head = f"{'arch':7} {'CUs':>4} {'format':6} {'dtype':5} {'N':>6} {'K':>6} {'M<=':>4}  solution"
+    lines = [head]
+    for key in sorted(entries):
+        arch, cus, fmt, dtype, n, k, m_bucket = key
+        lines.append(f"{arch:7} {cus:4} {fmt:6} {dtype:5} {n:6} {k:6} {m_bucket:4}  {entries[key]}")
+    lines.append("everything else:")
+    lines += [f"{'M <= ' + str(limit):>51}  {solution}" for limit, solution in HEURISTIC]
+    lines.append(f"{'above':>51}  {Solution('dense', 0)}")
+    return "\n".join(lines)
 
 
 @cache
@@ -106,7 +156,9 @@ def select(arch: str, cus: int, fmt: str, dtype: str, n: int, k: int, m_bucket: 
     found = table().get((arch, cus, fmt, dtype, n, k, m_bucket))
     if found is None:
         found = next((s for limit, s in HEURISTIC if m_bucket <= limit), Solution("dense", 0))
-        logger.info("no tuned solution for %s (%d CUs) %s %s N=%d K=%d M<=%d: %s", arch, cus, fmt, dtype, n, k, m_bucket, found)
+        logger.info(
+            "no tuned solution for %s (%d CUs) %s %s N=%d K=%d M<=%d: %s", arch, cus, fmt, dtype, n, k, m_bucket, found
+        )
     if exact and (found.role == "dense" or found.rows == 128):
         found = replace(found, role="tile", rows=64, workgroups_per_cu=1)  # the only EXACT kernel for many rows
     return found
@@ -114,7 +166,7 @@ def select(arch: str, cus: int, fmt: str, dtype: str, n: int, k: int, m_bucket: 
 
 @dataclass(frozen=True)
 class Launch:
-    """A grid: `workgroups` pieces of the line of (tile, k-tile) units, q + 1 for the first r of them, q for the rest."""
+    """A grid: `workgroups` pieces of the line of (tile, k-tile) units, q + 1 for the first r of them, else q."""
 
     kernel: str
     threads: int
