@@ -196,7 +196,7 @@ PETIT_DEVICE void tile_gemm(const GemmArgs& a) {
                 more = false;
                 tile_accumulate<Cfg>(op, lds, acc, wave, lane, kt_begin, kt_end, pass, more);
                 if constexpr (Cfg::W::kWindowed) {
-                    more = any_wave(more, shared_word);
+                    more = any_wave<Cfg::kWaves>(more, &shared_word);
                 }
                 const int shift = kSumShift - static_cast<int>(kPlaneOctaves) * plane - arch::kWindowOctaves * pass;
 #pragma unroll

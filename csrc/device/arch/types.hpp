@@ -104,16 +104,18 @@ PETIT_DEVICE void lds_barrier() {
     __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "workgroup", "local");
 }
 
-/// Whether the flag is set in any lane of any wave; `word` is LDS nobody else uses around the call.
-PETIT_DEVICE bool any_wave(bool flag, u32& word) {
+/// Whether the flag is set in any lane of any of `kWaves` waves; `words` is LDS nobody else uses around the call.
+template <int kWaves>
+PETIT_DEVICE bool any_wave(bool flag, u32* words) {
+    const u32 mine = __builtin_amdgcn_ballot_w64(flag) != 0;
     lds_barrier();
-    word = 0;
+    words[wave_id()] = mine;
     lds_barrier();
-    if (flag) word = 1;
+    u32 any = 0;
+#pragma unroll
+    for (int w = 0; w < kWaves; ++w) any |= words[w];
     lds_barrier();
-    const bool any = __builtin_amdgcn_readfirstlane(word) != 0;
-    lds_barrier();
-    return any;
+    return __builtin_amdgcn_readfirstlane(any) != 0;
 }
 
 }  // namespace petit

@@ -65,7 +65,7 @@ SHAPES = {
     ("tile", 128): Shape(8, 256, 128),
     ("dense", 0): Shape(0, 0, 0),
 }
-EXACT_TILE = Shape(8, 512, 128)  # tile 64 in its EXACT form: half a row group a wave
+EXACT_TILE = Shape(8, 256, 64)  # tile 64 in its EXACT form: half a row group a wave
 HEURISTIC = (
     (16, Solution("decode", 16)),
     (32, Solution("decode", 32)),
