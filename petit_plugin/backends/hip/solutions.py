@@ -194,6 +194,8 @@ def plan(solution: Solution, arch: str, cus: int, fmt: str, dtype: str, n: int, 
     m_blocks = -(-m // solution.rows)
     units = -(-n // shape.columns) * m_blocks * k_tiles
     workgroups = max(1, min(cus * solution.workgroups_per_cu, units // solution.min_units))
+    if workgroups > cus:
+        workgroups -= workgroups % cus  # every CU gets as many
     xcds = solution.xcds or DIES.get((base, cus), 1)
     if workgroups % xcds:
         xcds = 1
