@@ -1,4 +1,4 @@
-"""The HIP backend on the emulator. Code objects are brought up to date first (cached when their sources are unchanged)."""
+"""The HIP backend on the emulator. Code objects are brought up to date first (cached when sources are unchanged)."""
 
 from __future__ import annotations
 

@@ -115,7 +115,7 @@ def test_what_the_runtime_says_about_devices(fake: tuple[_native.HipRuntime, cty
 
 
 def test_missing_runtimes_are_explained(tmp_path: Path) -> None:
-    with pytest.raises(_native.HipError, match="nowhere.so.*install ROCm"):
+    with pytest.raises(_native.HipError, match=r"nowhere.so.*install ROCm"):
         _native.HipRuntime(str(tmp_path / "nowhere.so"))
     with pytest.raises(_native.HipError, match=r"libm.so.6 has no hip\w+; ROCm >= 6.2 is needed"):
         _native.HipRuntime("libm.so.6")
@@ -161,7 +161,7 @@ def test_another_gpu_gets_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     assert default_arch(torch.device("cuda", 0)) == "gfx950"
     monkeypatch.setenv("PETIT_GFX950_CORE", "mask")
     assert default_arch(torch.device("cuda", 0)) == "gfx950-mask"
-    with pytest.raises(ValueError, match="cuda:0 is gfx950, but the weight is packed for gfx942"):
+    with pytest.raises(ValueError, match=r"cuda:0 is gfx950, but the weight is packed for gfx942"):
         hip_device.Device(0, "gfx942")
     monkeypatch.setattr(torch.version, "hip", None)
     properties.gcnArchName = ""
@@ -176,13 +176,13 @@ def test_weights_of_another_arch(code_objects: Path, rng: np.random.Generator) -
     with pytest.raises(ValueError, match=r"packed for gfx942.*no emulator is active.*emulated\('gfx942'\)"):
         pp.linear(x, w)
     with pp.emulated("gfx950"):
-        with pytest.raises(ValueError, match="packed for gfx942.*emulator is running gfx950"):
+        with pytest.raises(ValueError, match=r"packed for gfx942.*emulator is running gfx950"):
             pp.linear(x, w)
         with pytest.raises(ValueError, match="does not nest"), pp.emulated("gfx942"):
             pass
         own = pp.pack_nvfp4(*c.torch_arguments())
         assert own.meta.arch == "gfx950"
-        with pytest.raises(TypeError, match="x is torch.float32; the gfx950 kernels take bfloat16 or float16"):
+        with pytest.raises(TypeError, match=r"x is torch.float32; the gfx950 kernels take bfloat16 or float16"):
             pp.linear(x.float(), own)
         with pytest.raises(ValueError, match="row_exponent is missing"):
             pp.linear(x, pp.PackedWeight(own.meta, own.weight, own.scale, own.row_scale))
@@ -194,7 +194,7 @@ def test_weights_of_another_arch(code_objects: Path, rng: np.random.Generator) -
 def test_no_emulator(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("PETIT_HIP_RUNTIME", raising=False)
     monkeypatch.setattr(emulation, "__file__", str(tmp_path / "site" / "petit_plugin" / "backends" / "hip" / "e.py"))
-    with pytest.raises(RuntimeError, match="no emulator beside .*pip install -e"), pp.emulated("gfx942"):
+    with pytest.raises(RuntimeError, match=r"no emulator beside .*pip install -e"), pp.emulated("gfx942"):
         pass
     monkeypatch.setenv("PETIT_HIP_RUNTIME", str(compile_fake(tmp_path)))
     with pytest.raises(RuntimeError, match="is not the emulator"), pp.emulated("gfx942"):
