@@ -78,12 +78,14 @@ def write_licences() -> None:
 
 class CMakeBuild(build_ext):
     def build_extension(self, ext: Extension) -> None:
-        target = Path(self.get_ext_fullpath(ext.name)).resolve()
+        target = Path(self.get_ext_fullpath(ext.name)).resolve()  # CMake gives the module the same file name
         tag = f"cmake-{sys.implementation.cache_tag}"
         build = Path(os.environ.get("PETIT_BUILD_DIR", ROOT / "build" / tag)).resolve()
         cmake = tool("cmake")
         configure = [
             *(cmake, "-S", str(ROOT), "-B", str(build), "-G", "Ninja"),
+            # What an earlier run found may be gone (pip's build environments are temporary) or another Python's.
+            *("-U", "Python*", "-U", "_Python*", "-U", "pybind11*"),
             f"-DCMAKE_MAKE_PROGRAM={tool('ninja')}",
             f"-DPython_EXECUTABLE={sys.executable}",
             f"-Dpybind11_DIR={pybind11.get_cmake_dir()}",
@@ -95,8 +97,7 @@ class CMakeBuild(build_ext):
             for command in (configure, [cmake, "--build", str(build), "--target", "_native", "-j", jobs]):
                 print("+", shlex.join(command), flush=True)
                 subprocess.run(command, check=True)
-            (module,) = build.glob("_native*.so")
-            replace(module, target)
+            replace(build / target.name, target)
 
     def copy_extensions_to_source(self) -> None:
         build_py = self.get_finalized_command("build_py")

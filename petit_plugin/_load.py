@@ -17,12 +17,10 @@ def native() -> None:
     Raises ImportError if it has not been built for this Python, cannot be loaded, or was built from another version.
     """
     here = Path(__file__).parent
-    try:
-        module = importlib.import_module("petit_plugin._native")
-    except ImportError as error:
-        if any((here / f"_native{suffix}").exists() for suffix in importlib.machinery.EXTENSION_SUFFIXES):
-            raise
-        raise ImportError(f"petit_plugin in {here} has no native module for this Python: {REMEDY}.") from error
+    # Looked for on disk: an editable install elsewhere would answer the import with another tree's module.
+    if not any((here / f"_native{suffix}").exists() for suffix in importlib.machinery.EXTENSION_SUFFIXES):
+        raise ImportError(f"petit_plugin in {here} has no native module for this Python: {REMEDY}.")
+    module = importlib.import_module("petit_plugin._native")
     if module.__version__ != __version__:
         raise ImportError(
             f"petit_plugin in {here} is version {__version__} but its native module is {module.__version__}: {REMEDY}."

@@ -70,6 +70,9 @@ constexpr ScaleSelect kScaleSelect{};
 
 inline __m256i load(const void* p) { return _mm256_load_si256(static_cast<const __m256i*>(p)); }
 
+// Weights may lie anywhere: a tensor may be a view into a file.
+inline __m256i load_codes(const uint8_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
+
 template <int Offset>
 struct Expand {
     const __m256i high = load(kBytes<Offset>.high), low = load(kBytes<Offset>.low);
@@ -125,7 +128,7 @@ inline void decode_halves(const WeightView& w, int64_t block, const float* x, fl
                 __m256 part[R][2];
                 for (int u = 0; u < group / 8; ++u) {
                     __m256 value[4][2];
-                    expand(load(unit + u * 64 + (First + h) * 32), value);
+                    expand(load_codes(unit + u * 64 + (First + h) * 32), value);
                     for (int j = 0; j < 4; ++j) {
                         for (int r = 0; r < R; ++r) {
                             const __m256 pair = broadcast_pair(x + (u * 4 + j) * R * 2 + r * 2);
@@ -170,7 +173,7 @@ void dequantize_panel(const WeightView& w, int64_t block, int64_t k0, int64_t k1
             const __m256 s[2] = {scale_lanes<F>(bytes, h, 0), scale_lanes<F>(bytes, h, 1)};
             for (int u = 0; u < group / 8; ++u) {
                 __m256 value[4][2];
-                expand(load(unit + u * 64 + h * 32), value);
+                expand(load_codes(unit + u * 64 + h * 32), value);
                 for (int j = 0; j < 4; ++j) {
                     for (int v = 0; v < 2; ++v) {
                         _mm256_store_ps(out + (u * 4 + j) * 32 + h * 16 + v * 8, _mm256_mul_ps(value[j][v], s[v]));

@@ -75,6 +75,8 @@ const Runtime& runtime() {
     return *found;
 }
 
+bool has_pool(const Runtime& omp) { return omp.fork_safe || !pool_lost; }
+
 struct Team {
     ThreadFn fn;
     void* context;
@@ -104,7 +106,7 @@ void run_range(void* data, int thread, int threads) {
 void parallel_region(int threads, ThreadFn fn, void* context) {
     if (threads > 1) {
         const Runtime& omp = runtime();
-        const bool usable = omp.parallel != nullptr && (omp.fork_safe || !pool_lost) && !omp.in_parallel();
+        const bool usable = omp.parallel != nullptr && has_pool(omp) && !omp.in_parallel();
         if (usable) {
             pool_started = true;
             Team team{fn, context};
@@ -122,6 +124,9 @@ void parallel_for(int threads, int64_t tasks, RangeFn fn, void* context) {
     parallel_region(tasks < threads ? static_cast<int>(tasks) : threads, run_range, &ranges);
 }
 
-const char* openmp_runtime() { return runtime().path.c_str(); }
+const char* openmp_runtime() {
+    const Runtime& omp = runtime();
+    return omp.parallel != nullptr && has_pool(omp) ? omp.path.c_str() : "";
+}
 
 }  // namespace petit::cpu

@@ -25,7 +25,8 @@ static void parallel_for(int threads, int64_t tasks, const Body& body) {
     parallel_for(threads, tasks, static_cast<RangeFn>(call), const_cast<void*>(static_cast<const void*>(&body)));
 }
 
-// Where the threads come from: the path of the runtime in use, or "" when there is none and work runs serially.
+// Where the threads come from: the path of the runtime in use, or "" when work runs serially: there is none, or this
+// process was forked from one that had already started its threads, which libgomp cannot use or replace.
 const char* openmp_runtime();
 
 }  // namespace petit::cpu

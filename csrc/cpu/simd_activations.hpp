@@ -10,6 +10,8 @@
 // flush that float32 arithmetic would have kept. A row's own content decides, so no row ever depends on another.
 #pragma once
 
+#include <immintrin.h>
+
 #include <cstdint>
 #include <cstring>
 

@@ -15,6 +15,8 @@
 // Everything is in an unnamed namespace: each instruction set's file compiles its own copy with its own flags.
 #pragma once
 
+#include <immintrin.h>
+
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Mapping
 
 import torch
@@ -29,6 +30,7 @@ def _pointer(tensor: torch.Tensor | None) -> int:
 class CpuBackend:
     def __init__(self) -> None:
         self._reported = False
+        os.register_at_fork(after_in_child=self._forget_report)
 
     def layout(self, meta: PackedMeta) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
         rows = padded_rows(meta.n)
@@ -143,9 +145,15 @@ class CpuBackend:
         )
         return y
 
+    def _forget_report(self) -> None:
+        self._reported = False
+
     def _report(self, isa: int) -> None:
+        """One line per process about what runs; a warning if it is slower than it could be."""
         self._reported = True
-        level = logging.WARNING if isa == 0 else logging.INFO
         note = " (the slow one: no AVX2 here, or PETIT_CPU_ISA asks for it)" if isa == 0 else ""
-        runtime = _native.openmp_runtime() or "none, so one thread"
-        logger.log(level, "CPU kernels: %s%s; OpenMP runtime: %s", _native.isa_name(isa), note, runtime)
+        runtime = _native.openmp_runtime()
+        threads = runtime or "none here, or lost in a fork after the parent had used it, so one thread"
+        slow = isa == 0 or not runtime
+        level = logging.WARNING if slow else logging.INFO
+        logger.log(level, "CPU kernels: %s%s; OpenMP runtime: %s", _native.isa_name(isa), note, threads)

@@ -57,8 +57,13 @@ def read_quantization(directory: Path, config: dict[str, Any]) -> QuantSpec:
                 f"config.json says {'+'.join(sorted(spec.formats))}, hf_quant_config.json says "
                 f"{'+'.join(sorted(other.formats))}: delete the file that is wrong"
             )
-    layers = config.get("num_hidden_layers") or text.get("num_hidden_layers")
-    return replace(spec, num_hidden_layers=layers if isinstance(layers, int) else None)
+    return spec
+
+
+def hidden_layers(config: dict[str, Any]) -> int | None:
+    """How many decoder layers the model has, where its config.json says so."""
+    layers = config.get("num_hidden_layers") or (config.get("text_config") or {}).get("num_hidden_layers")
+    return layers if isinstance(layers, int) else None
 
 
 def correct_by_headers(spec: QuantSpec, tensors: dict[str, TensorInfo]) -> QuantSpec:
@@ -112,7 +117,7 @@ class Checkpoint:
         if spec is None:
             spec = read_quantization(self.path, self.config)
         self.tensors = read_tensors(self.path)
-        self.spec = correct_by_headers(spec, self.tensors)
+        self.spec = correct_by_headers(replace(spec, num_hidden_layers=hidden_layers(self.config)), self.tensors)
 
     @cached_property
     def _scan(self) -> tuple[tuple[Fp4Layer, ...], tuple[str, ...], tuple[tuple[str, str], ...]]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import fnmatch
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -88,33 +88,34 @@ class Pattern:
         return tuple(Pattern(t) for t in mapper([self.text]))
 
 
-def component_runs(name: str) -> Iterator[str]:
-    """All runs of whole path components of `name`, longest first from each start."""
-    parts = name.split(".")
-    for start in range(len(parts)):
-        for stop in range(len(parts), start, -1):
-            yield ".".join(parts[start:stop])
-
-
 class PatternSet:
     """Many patterns asked at once; plain names (there may be tens of thousands) go through a hash table."""
 
     def __init__(self, patterns: Iterable[Pattern]):
         self.patterns = tuple(patterns)
         self._literals = {p.text for p in self.patterns if p.is_literal}
+        self._heads = {text.partition(".")[0] for text in self._literals}
         self._others = tuple(p for p in self.patterns if not p.is_literal)
 
     def matches(self, name: str) -> bool:
-        if self._literals and any(run in self._literals for run in component_runs(name)):
-            return True
-        return any(p.matches(name) for p in self._others)
+        return self._has_literal(name) or any(p.matches(name) for p in self._others)
+
+    def _has_literal(self, name: str) -> bool:
+        """Whether a plain entry is a run of whole components of `name`."""
+        parts = name.split(".")
+        return any(
+            ".".join(parts[start:stop]) in self._literals
+            for start in range(len(parts))
+            if parts[start] in self._heads
+            for stop in range(len(parts), start, -1)
+        )
 
     def names_directly(self, name: str) -> bool:
         """Whether an entry means this very (fused) module: by its plain name, or by a wildcard that spells its leaf.
 
         `re:.*v_proj` happens to match `qkv_proj` as text but speaks of v_proj, so it does not count.
         """
-        if self._literals and any(run in self._literals for run in component_runs(name)):
+        if self._has_literal(name):
             return True
         leaf = re.compile(r"(?<![A-Za-z0-9_])" + re.escape(name.rpartition(".")[2]) + r"(?![A-Za-z0-9_])")
         return any(leaf.search(p.text.replace("\\", "")) and p.matches(name) for p in self._others)

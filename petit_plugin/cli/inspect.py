@@ -68,7 +68,7 @@ def report(path: Path, quick: bool = False) -> dict[str, Any]:
         "layers": layers,
         "foreign": [{"name": n, "algo": f.algo} for n, f in checkpoint.foreign.items()],
         "unquantized": plain,
-        "unquantized_by_headers": sorted(spec.unquantized),
+        "unquantized_by_headers": sorted(n for n in spec.unquantized if "embed" not in n.rpartition(".")[2]),
         "ignored_tensors": extras,
         "refused": refused,
         "problems": problems,

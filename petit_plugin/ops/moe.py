@@ -4,21 +4,27 @@ from __future__ import annotations
 
 import math
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from petit_plugin._moe_call import KINDS, MoeCall
 from petit_plugin._types import GROUP_SIZE
-from petit_plugin.backends.moe import moe_backend_for
+from petit_plugin.backends.moe import MoeBackend, moe_backend_for
 from petit_plugin.ops.library import DEVICES, LIBRARY
 from petit_plugin.ops.moe_activation import resolve_activation
-from petit_plugin.packing.experts import PackedExperts, PackedExpertsMeta, check_expert_tensors
+from petit_plugin.packing.experts import (
+    PARTS,
+    WEIGHT_TENSORS,
+    ExpertLayout,
+    PackedExperts,
+    PackedExpertsMeta,
+    check_expert_tensor,
+)
 
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 _INDICES = (torch.int32, torch.int64)
-_BANKS = ("w13_weight", "w13_scale", "w13_row_scale", "w2_weight", "w2_scale", "w2_row_scale")
-_OPTIONAL_BANKS = ("w13_row_exponent", "w13_bias", "w2_row_exponent", "w2_bias")
+_BANKS = tuple(f"{part}_{name}" for part in PARTS for name in (*WEIGHT_TENSORS, "bias"))
 
 _ARGUMENTS = (
     "Tensor x, "
@@ -149,27 +155,46 @@ def make_call(
     )
 
 
+class _Packed(NamedTuple):
+    """What a call derives from the numbers of the experts; the same for every call of a layer, so it is kept."""
+
+    meta: PackedExpertsMeta
+    backend: MoeBackend
+    layout: ExpertLayout
+
+
 @lru_cache(maxsize=1024)
-def _meta(format: str, arch: str, num_experts: int, hidden: int, intermediate: int, gated: bool) -> PackedExpertsMeta:
-    return PackedExpertsMeta(format, arch, num_experts, hidden, intermediate, "gate_up" if gated else "ungated")
+def _packed(
+    format: str, arch: str, num_experts: int, hidden: int, intermediate: int, gated: bool, activation: str
+) -> _Packed:
+    if format not in GROUP_SIZE:
+        raise ValueError(f"format is {format!r}; expected one of {', '.join(GROUP_SIZE)}")
+    if activation not in KINDS:
+        raise ValueError(f"activation is {activation!r}; the operator takes {', '.join(KINDS)}")
+    backend = moe_backend_for(arch)
+    layout = "gate_up" if gated else "ungated"
+    meta = PackedExpertsMeta(format, arch, num_experts, hidden, intermediate, layout)
+    return _Packed(meta, backend, meta.tensor_layout())
 
 
-def _check(call: MoeCall) -> None:
-    """The kernels get raw pointers, so sizes that do not fit must stop here."""
-    if call.format not in GROUP_SIZE:
-        raise ValueError(f"format is {call.format!r}; expected one of {', '.join(GROUP_SIZE)}")
-    if call.activation not in KINDS:
-        raise ValueError(f"activation is {call.activation!r}; the operator takes {', '.join(KINDS)}")
-    moe_backend_for(call.arch)
-    meta = _meta(call.format, call.arch, call.num_experts, call.hidden, call.intermediate, call.gated)
-    tensors = {name: getattr(call, name) for name in _BANKS}
-    tensors |= {name: bank for name in _OPTIONAL_BANKS if (bank := getattr(call, name)) is not None}
-    check_expert_tensors(meta, tensors)
+def _check(call: MoeCall) -> MoeBackend:
+    """The kernels get raw pointers, so sizes that do not fit must stop here. Gives the backend."""
+    packed = _packed(
+        *(call.format, call.arch, int(call.num_experts), int(call.hidden), int(call.intermediate)),
+        *(call.gated, call.activation),  # int(): a traced number becomes a constant of the graph
+    )
+    device = call.w13_weight.device
+    for name in _BANKS:
+        tensor = getattr(call, name)
+        if tensor is not None:
+            check_expert_tensor(name, tensor, packed.meta, packed.layout, device)
     _check_tokens(call)
+    return packed.backend
 
 
 def _check_tokens(call: MoeCall) -> None:
     x, ids, weights, expert_map = call.x, call.topk_ids, call.topk_weights, call.expert_map
+    device = call.w13_weight.device
     if x.dtype not in _DTYPES:
         raise TypeError(f"x is {x.dtype}; expected bfloat16, float16 or float32")
     if x.dim() != 2 or x.shape[1] != call.hidden:
@@ -190,10 +215,9 @@ def _check_tokens(call: MoeCall) -> None:
             f"with the local expert or -1"
         )
     for name, tensor in (("x", x), ("topk_ids", ids), ("topk_weights", weights), ("expert_map", expert_map)):
-        if tensor is not None and tensor.device != call.w13_weight.device:
+        if tensor is not None and tensor.device != device:
             raise ValueError(
-                f"{name} is on {tensor.device} but the experts, packed for {call.arch}, on {call.w13_weight.device}; "
-                f"move one of them"
+                f"{name} is on {tensor.device} but the experts, packed for {call.arch}, on {device}; move one of them"
             )
     if call.apply_router_weight_on_input and ids.shape[1] != 1:
         raise ValueError(
@@ -229,9 +253,9 @@ def _overlaps(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 def _fused_moe(*args: Any) -> torch.Tensor:
     call = MoeCall(*args)
-    _check(call)
+    backend = _check(call)
     out = call.x.new_empty(call.out_shape, dtype=call.out_dtype)
-    moe_backend_for(call.arch).fused_moe(call, out)
+    backend.fused_moe(call, out)
     return out
 
 
@@ -243,14 +267,14 @@ def _fused_moe_fake(*args: Any) -> torch.Tensor:
 
 def _fused_moe_out(*args: Any) -> None:
     call, out = MoeCall(*args[:-1]), args[-1]
-    _check(call)
+    backend = _check(call)
     _check_out(call, out)
     x = call.x
     # Tokens are finished in order, so x may be overwritten row by row, but only by its own rows.
     same = (x.data_ptr(), x.shape, x.stride(), x.dtype) == (out.data_ptr(), out.shape, out.stride(), out.dtype)
     if _overlaps(out, x) and not same:
         raise ValueError("out overlaps x without being x; give it memory of its own")
-    moe_backend_for(call.arch).fused_moe(call, out)
+    backend.fused_moe(call, out)
 
 
 def _fused_moe_out_fake(*args: Any) -> None:

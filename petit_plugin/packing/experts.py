@@ -14,6 +14,7 @@ from petit_plugin.packing.packed_weight import PackedWeight
 LAYOUTS = ("gate_up", "up_gate", "interleaved", "ungated")
 PARTS = ("w13", "w2")
 WEIGHT_TENSORS = ("weight", "scale", "row_scale", "row_exponent")  # of each part; "bias" comes on top
+ExpertLayout = dict[str, tuple[torch.Size, torch.dtype]]
 _OPTIONAL = ("row_exponent", "bias")
 
 
@@ -49,14 +50,14 @@ class PackedExpertsMeta:
         n = (2 if self.gated else 1) * self.intermediate if first else self.hidden
         return PackedMeta(self.format, self.arch, n, self.hidden if first else self.intermediate, self.exact)
 
-    def tensor_layout(self) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+    def tensor_layout(self) -> ExpertLayout:
         """Shape and dtype of every tensor; the row_exponents and biases are optional."""
-        layout: dict[str, tuple[tuple[int, ...], torch.dtype]] = {}
+        layout: ExpertLayout = {}
         for part in PARTS:
             meta = self.part(part)
             for name, (shape, dtype) in backend_for(self.arch).layout(meta).items():
-                layout[f"{part}_{name}"] = ((self.num_experts, *shape), dtype)
-            layout[f"{part}_bias"] = ((self.num_experts, meta.n), torch.float32)
+                layout[f"{part}_{name}"] = (torch.Size((self.num_experts, *shape)), dtype)
+            layout[f"{part}_bias"] = (torch.Size((self.num_experts, meta.n)), torch.float32)
         return layout
 
 
@@ -166,10 +167,17 @@ def check_expert_tensors(meta: PackedExpertsMeta, tensors: Mapping[str, torch.Te
         raise ValueError(f"packed experts {meta}: missing tensors {missing}, unknown tensors {unknown}")
     device = tensors["w13_weight"].device
     for name, tensor in tensors.items():
-        shape, dtype = layout[name]
-        if tensor.shape != shape or tensor.dtype != dtype or not tensor.is_contiguous() or tensor.device != device:
-            raise ValueError(
-                f"{name} is {tensor.dtype} {list(tensor.shape)} on {tensor.device}; {meta.num_experts} {meta.format} "
-                f"experts of hidden {meta.hidden}, intermediate {meta.intermediate}, {meta.layout}, packed for "
-                f"{meta.arch}, have contiguous {dtype} {list(shape)} on {device}"
-            )
+        check_expert_tensor(name, tensor, meta, layout, device)
+
+
+def check_expert_tensor(
+    name: str, tensor: torch.Tensor, meta: PackedExpertsMeta, layout: ExpertLayout, device: torch.device
+) -> None:
+    """One tensor against meta.tensor_layout(); ValueError if it does not fit."""
+    shape, dtype = layout[name]
+    if tensor.shape != shape or tensor.dtype is not dtype or not tensor.is_contiguous() or tensor.device != device:
+        raise ValueError(
+            f"{name} is {tensor.dtype} {list(tensor.shape)} on {tensor.device}; {meta.num_experts} {meta.format} "
+            f"experts of hidden {meta.hidden}, intermediate {meta.intermediate}, {meta.layout}, packed for "
+            f"{meta.arch}, have contiguous {dtype} {list(shape)} on {device}"
+        )

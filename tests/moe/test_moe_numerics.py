@@ -6,6 +6,8 @@ import pytest
 import torch
 from moe_cases import Case, check, make_checkpoint, make_tokens, redecoded
 
+from petit_plugin import _native
+
 SHAPES = [  # experts, top-k, tokens, hidden, intermediate
     (1, 1, 1, 64, 32),
     (1, 1, 33, 128, 96),
@@ -122,3 +124,15 @@ def test_rows_that_need_exponents_and_the_exact_kernel(dtype: str) -> None:
     experts = exact.pack()
     assert experts.meta.exact
     check(exact, tokens, out_dtype="float32", experts=experts)
+
+
+AVAILABLE = [isa for isa in range(4) if _native.isa_supported(isa)]
+
+
+@pytest.mark.parametrize("isa", AVAILABLE, ids=_native.isa_name)
+@pytest.mark.parametrize(("fmt", "dtype"), TYPES)
+def test_every_instruction_set_this_cpu_has(isa: int, fmt: str, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PETIT_CPU_ISA", _native.isa_name(isa))
+    for tokens in (1, 40):  # few rows per expert, many rows per expert
+        case = Case(fmt, dtype, 4, 2, tokens, 320, 96, "interleaved", "swigluoai", bias=True, seed=9)
+        check(make_checkpoint(case), make_tokens(case, drop=0.1))

@@ -203,6 +203,31 @@ def test_memory_around_the_weight_is_never_read_into_a_result(rng: np.random.Gen
     assert_close(y, reference(x, c.values))
 
 
+def test_rows_of_x_beyond_two_gigabytes(rng: np.random.Generator, isa: str) -> None:
+    """Offsets are 64-bit: rows of x 3 GiB apart, of which only a few pages are ever touched."""
+    c = random_checkpoint(rng, "mxfp4", 17, 32)
+    stride = 3 << 28
+    x = torch.empty(2 * stride + 32, dtype=torch.float32).as_strided((3, 32), (stride, 1))
+    x.copy_(random_activations(rng, (3, 32), torch.float32))
+    assert torch.equal(pp.linear(x, pack(c)), pp.linear(x.contiguous(), pack(c)))
+
+
+@pytest.mark.parametrize("fmt", FORMATS)
+@pytest.mark.parametrize("m", [1, 40])
+def test_tensors_may_lie_at_any_address(rng: np.random.Generator, isa: str, fmt: str, m: int) -> None:
+    """Views into a memory-mapped file are aligned to their elements and no more."""
+    c = random_checkpoint(rng, fmt, 33, 256, scales=range(1, 60) if fmt == "mxfp4" else None)
+    packed, x, bias = pack(c), random_activations(rng, (m, 256), torch.bfloat16), torch.ones(33, dtype=torch.bfloat16)
+
+    def moved(tensor: torch.Tensor) -> torch.Tensor:
+        buffer = torch.empty(tensor.numel() + 1, dtype=tensor.dtype)
+        return buffer[1:].view(tensor.shape).copy_(tensor)
+
+    other = pp.PackedWeight.from_tensors(packed.meta, {name: moved(t) for name, t in packed.tensors().items()})
+    assert torch.equal(pp.linear(moved(x), other, moved(bias)), pp.linear(x, packed, bias))
+    assert torch.equal(other.dequantize(), packed.dequantize())
+
+
 def test_only_the_result_is_written(rng: np.random.Generator, isa: str) -> None:
     """The native call with a poisoned result buffer: every element of y is written, nothing around it is."""
     c = random_checkpoint(rng, "nvfp4", 21, 64)

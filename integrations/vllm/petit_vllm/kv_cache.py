@@ -21,6 +21,12 @@ class PetitKVCacheMethod(BaseKVCacheMethod):  # type: ignore[misc]
         super().__init__(config)
         self.prefix = prefix
 
+    def create_weights(self, layer: torch.nn.Module) -> None:
+        super().create_weights(layer)
+        for name in ("q_scale", "k_scale", "v_scale", "prob_scale"):
+            parameter = getattr(layer, name)
+            parameter.data = parameter.data.float()  # made in the model's dtype, where bfloat16 would round the scales
+
     def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
         if self.quant_config.kv_scales_on_disk and hasattr(layer, "k_scale"):
             lost = [name for name in ("k_scale", "v_scale") if float(getattr(layer, name)) < 0]
