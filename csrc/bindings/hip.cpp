@@ -157,7 +157,20 @@ void bind_linear(py::module_& m) {
                           pointer<const int32_t>(row_exponent), pointer<const void>(bias), bias_f32, pointer<void>(y),
                           y_stride, pointer<void>(workspace), pointer<void>(stream)});
             },
-            "y = x W^T + bias on the stream.");
+            "y = x W^T + bias on the stream.")
+        .def(
+            "convert",
+            [](const host::LinearPlan& self, uintptr_t x, int64_t x_stride_bytes, uintptr_t workspace,
+               uintptr_t stream) {
+                py::gil_scoped_release unlocked;
+                host::LinearPlan::Call call{};
+                call.x = pointer<const void>(x);
+                call.x_stride_bytes = x_stride_bytes;
+                call.workspace = pointer<void>(workspace);
+                call.stream = pointer<void>(stream);
+                self.convert_only(call);
+            },
+            "The activation pre-pass alone.");
 }
 
 }  // namespace

@@ -51,7 +51,7 @@ class Compiler:
             bitcode, obj = Path(directory) / "kernels.bc", Path(directory) / "kernels.o"
             zig = self.command[:-1]
             _run((*self.command, *common, "-c", "-emit-llvm", str(source), "-o", str(bitcode)))
-            target = ("-target", "amdgcn-amd-amdhsa", f"-mcpu={arch}", "-mcode-object-version=5")
+            target = ("-target", "amdgcn-amd-amdhsa", f"-mcpu={arch}", "-mcode-object-version=5", "-nogpulib")
             _run((*self.command, *target, "-O3", "-c", "-x", "ir", str(bitcode), "-o", str(obj)))
             _run((*zig, "ld.lld", "-shared", "--no-undefined", str(obj), "-o", str(out)))
 
@@ -80,7 +80,7 @@ def candidates() -> list[tuple[tuple[str, ...], bool]]:
     names = ["clang", *(f"clang-{v}" for v in range(40, MINIMUM_CLANG - 1, -1))]
     found += [((path,), False) for name in names if (path := shutil.which(name))]
     if importlib.util.find_spec("ziglang"):
-        found.append(((sys.executable, "-m", "ziglang", "c++"), True))
+        found.append(((sys.executable, "-m", "ziglang", "clang"), True))
     return found
 
 

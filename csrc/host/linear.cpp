@@ -67,19 +67,25 @@ void DeviceCode::finish(const std::string& kernel, FinishArgs args, Stream strea
     }
 }
 
-void LinearPlan::run(const Call& call) const {
-    code->function(gemm);  // an unloaded code object is an error, not a crash
+ConvertArgs LinearPlan::launch_convert(const Call& call) const {
+    code->function(convert);  // an unloaded code object is an error, not a crash
     auto* workspace = static_cast<unsigned char*>(call.workspace);
     ConvertArgs c = convert_args;
     c.x = static_cast<const unsigned char*>(call.x);
     c.x_stride_bytes = call.x_stride_bytes;
     c.out = workspace + x_at;
     c.rows = reinterpret_cast<RowInfo*>(workspace + rows_at);
-    const Purpose first{convert, shape}, second{gemm, shape};
-    const HipRuntime& runtime = code->runtime();
-    runtime.launch(code->device(), call.stream, convert_function, gemm_args.m, c.slices, kConvertThreads, &c,
-                   Purpose::describe, &first);
+    const Purpose purpose{convert, shape};
+    code->runtime().launch(code->device(), call.stream, convert_function, gemm_args.m, c.slices, kConvertThreads, &c,
+                           Purpose::describe, &purpose);
+    return c;
+}
 
+void LinearPlan::convert_only(const Call& call) const { launch_convert(call); }
+
+void LinearPlan::run(const Call& call) const {
+    const ConvertArgs c = launch_convert(call);
+    auto* workspace = static_cast<unsigned char*>(call.workspace);
     GemmArgs g = gemm_args;
     g.weight = static_cast<const unsigned char*>(call.weight);
     g.scale = static_cast<const unsigned char*>(call.scale);
@@ -93,8 +99,9 @@ void LinearPlan::run(const Call& call) const {
     g.y_stride = call.y_stride;
     g.partials = workspace + partials_at;
     g.counters = reinterpret_cast<unsigned*>(workspace + counters_at);
-    runtime.launch(code->device(), call.stream, gemm_function, g.workgroups, 1, threads, &g, Purpose::describe,
-                   &second);
+    const Purpose purpose{gemm, shape};
+    code->runtime().launch(code->device(), call.stream, gemm_function, g.workgroups, 1, threads, &g, Purpose::describe,
+                           &purpose);
 }
 
 }  // namespace petit::host

@@ -65,6 +65,10 @@ struct LinearPlan {
         Stream stream;
     };
     void run(const Call& call) const;
+    void convert_only(const Call& call) const;  // the pre-pass alone, for counting what it costs
+
+  private:
+    ConvertArgs launch_convert(const Call& call) const;
 };
 
 }  // namespace petit::host

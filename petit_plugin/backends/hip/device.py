@@ -77,6 +77,8 @@ class Prepared:
 class Device:
     """One GPU. Raises ValueError in one sentence if its arch is not the one the weights are packed for."""
 
+    forced: solutions.Solution | None = None  # tuning sets it
+
     def __init__(self, index: int, arch: str) -> None:
         name = arch_name(torch.device("cuda", index)).partition("-")[0]
         if name != arch:
@@ -99,6 +101,8 @@ class Device:
         return int(torch.cuda.current_stream(self.index).cuda_stream)
 
     def solution(self, meta: PackedMeta, dtype: str, m: int) -> solutions.Solution:
+        if self.forced is not None:
+            return self.forced
         key = (self.arch, self.cus, meta.format, dtype, meta.n, meta.k)
         if not self.dense and m > solutions.DENSE_ABOVE:
             m = solutions.DENSE_ABOVE
@@ -106,13 +110,12 @@ class Device:
 
     def prepare(self, meta: PackedMeta, dtype: str, m: int) -> Prepared:
         """The plan for m rows, made once."""
-        key = (meta, dtype, m)
+        key = (meta, dtype, m, self.forced)
         if key not in self._plans:
-            self._plans[key] = self._make(meta, dtype, m)
+            self._plans[key] = self.make(meta, dtype, m, self.launch(meta, dtype, m))
         return self._plans[key]
 
-    def _make(self, meta: PackedMeta, dtype: str, m: int) -> Prepared:
-        launch = self.launch(meta, dtype, m)
+    def make(self, meta: PackedMeta, dtype: str, m: int, launch: solutions.Launch) -> Prepared:
         base, _, mask = meta.arch.partition("-")
         convert = solutions.conversion_kernel(base, meta.format, dtype, meta.exact, bool(mask))
         offsets, nbytes = self.workspace_layout(meta, dtype, m, launch, convert)
@@ -137,7 +140,7 @@ class Device:
         if tiles > COUNTERS:
             raise ValueError(f"[{meta.n}, {meta.k}] at M = {m} has {tiles} tiles; at most {COUNTERS} are supported")
         plane = -(-m // 16) * -(-meta.k // solutions.TILE_K) * 4096
-        planes = 1 if convert.startswith("petit_arrange") else solutions.PLANES[dtype]
+        planes = solutions.planes(convert, dtype)
         rows = COUNTERS * 4
         x = rows + _aligned(m * 8)
         partials = x + _aligned(plane * planes)

@@ -66,6 +66,14 @@ class EmulatedDevice(Device):
         self._plans.clear()
         self.code.unload()
 
+    def counters(self) -> dict[str, int]:
+        """What the last launch did: wave instructions by unit, bytes, cycles."""
+        count = self.library.petit_emu_counter_count()
+        values = (ctypes.c_uint64 * count)()
+        self.library.petit_emu_counters(1, values)
+        self.library.petit_emu_counter_name.restype = ctypes.c_char_p
+        return {self.library.petit_emu_counter_name(i).decode(): values[i] for i in range(count)}
+
     def stream(self) -> int:
         return 0
 

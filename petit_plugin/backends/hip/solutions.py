@@ -22,7 +22,8 @@ ROW_GROUP, TILE_K = 64, 128
 DIES = {("gfx942", 304): 8, ("gfx942", 228): 6, ("gfx950", 256): 8}  # XCDs by (arch, CUs); others count as one
 DEFAULT_CUS = {"gfx90a": 110, "gfx942": 304, "gfx950": 256}
 DENSE_ABOVE = 512  # rows; more are dequantised to 16 bits for the vendor GEMM
-PLANES = {"bf16": 10, "f16": 2}  # planes of 28 octaves that cover the dtype: 2^-133..2^127, 2^-24..2^15
+PLANES = {"bf16": 10, "f16": 2}  # f16 planes of 28 octaves that cover the dtype: 2^-133..2^127, 2^-24..2^15
+WIDE_PLANES = 3  # bf16 planes of 112 octaves
 REFERENCE_SHAPES = tuple(  # Llama-3.3-70B: qkv, o, gate_up, down
     (n, k, m) for n, k in ((10240, 8192), (8192, 8192), (57344, 8192), (8192, 28672)) for m in (1, 8, 16, 32, 64, 256)
 )
@@ -216,6 +217,11 @@ def conversion_kernel(arch: str, fmt: str, dtype: str, exact: bool, mask: bool) 
     """The pre-pass a GEMM kernel needs: gfx950's bf16 MXFP4 kernel multiplies bf16 as it is, all others scaled f16."""
     plain = arch == "gfx950" and fmt == "mxfp4" and dtype == "bf16" and not exact and not mask
     return "petit_arrange_bf16" if plain else f"petit_convert_{dtype}"
+
+
+def planes(conversion: str, dtype: str) -> int:
+    """Planes of converted activations a pre-pass may write."""
+    return WIDE_PLANES if conversion == "petit_arrange_bf16" else PLANES[dtype]
 
 
 def conversion_slices(rows: int, k: int) -> int:
