@@ -102,7 +102,7 @@ def test_missing_kernels_and_unloaded_code(fake: tuple[_native.HipRuntime, ctype
     code, plan = make_plan(runtime)
     with pytest.raises(_native.HipError, match="petit_missing"):
         code.function("petit_missing")
-    with pytest.raises(_native.HipError, match="petit_other.co"):
+    with pytest.raises(_native.HipError, match=r"petit_other.co"):
         _native.DeviceCode(runtime, 0, b"no code object" * 9, "petit_other.co")
     code.unload()
     with pytest.raises(_native.HipError, match="unloaded"):
