@@ -27,7 +27,7 @@ from setuptools.command.build_ext import build_ext
 
 ROOT = Path(__file__).resolve().parent
 sys.path.insert(0, str(ROOT / "csrc"))
-from build_backend import device_archs, device_build  # noqa: E402
+from build_backend import build_device_code  # noqa: E402
 
 CODE_OBJECTS = Path("backends", "hip", "code_objects")  # in petit_plugin
 # The native module contains code of these projects, whose licences ask for their notice in binary distributions.
@@ -80,28 +80,6 @@ def write_licences() -> None:
                 break
         else:
             raise RuntimeError(f"{name} was installed without its licence file, which the wheel must carry")
-
-
-def build_device_code(out: Path, jobs: int) -> None:
-    """GPU code objects into `out`: those this machine has a compiler for, with one line for each target it has not.
-
-    Without them the package still serves on CPUs. A compiler that is found but fails ends the build.
-    """
-    build = device_build()
-    archs = []
-    for arch in device_archs(build):
-        try:
-            build.find_compiler(arch)
-            archs.append(arch)
-        except RuntimeError as error:
-            if "PETIT_CLANG" in os.environ:
-                raise
-            print(f"petit: this build has no GPU kernels for {arch}: {error}", flush=True)
-    cache = os.environ.get("PETIT_DEVICE_CACHE") or Path(
-        os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "petit_plugin", "device"
-    )
-    if archs:
-        build.build(out, tuple(archs), jobs, Path(cache))
 
 
 class CMakeBuild(build_ext):

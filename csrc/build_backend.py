@@ -57,3 +57,25 @@ def get_requires_for_build_wheel(config_settings: Any = None) -> list[str]:
 
 def get_requires_for_build_editable(config_settings: Any = None) -> list[str]:
     return [*build_meta.get_requires_for_build_editable(config_settings), *device_requirements()]
+
+
+def build_device_code(out: Path, jobs: int) -> None:
+    """GPU code objects into `out`: those this machine has a compiler for, with one line for each target it has not.
+
+    Without them the package still serves on CPUs. A compiler that is found but fails ends the build.
+    """
+    build = device_build()
+    archs = []
+    for arch in device_archs(build):
+        try:
+            build.find_compiler(arch)
+            archs.append(arch)
+        except RuntimeError as error:
+            if "PETIT_CLANG" in os.environ:
+                raise
+            print(f"petit: this build has no GPU kernels for {arch}: {error}", flush=True)
+    cache = os.environ.get("PETIT_DEVICE_CACHE") or Path(
+        os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "petit_plugin", "device"
+    )
+    if archs:
+        build.build(out, tuple(archs), jobs, Path(cache))
