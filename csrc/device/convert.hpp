@@ -1,14 +1,14 @@
 // Activation pre-pass: x [m, k] (bf16 or f16, row-major) -> fragment order, once per GEMM instead of once per workgroup.
 //
-// f16 cores: each row is scaled by a power of two so that its largest finite magnitude lies in [2^14, 2^15) and stored as
-// f16, exactly: bf16 has 8 significant bits, f16 11. One plane holds 28 octaves, all of them normal f16 numbers (gfx90a
-// flushes subnormal MFMA operands). A row with a wider spread gets further planes, each 28 octaves down; the GEMM adds
-// the planes up, so no activation is ever lost. Zeros, Inf and NaN go to plane 0 unchanged.
-// bf16 core: a copy. Elements with k >= K read as zero through the ranged row descriptor, so nothing beyond a row is
-// ever touched and the GEMM needs no masks.
+// Each row is scaled by a power of two so that its largest finite magnitude lies in [2^14, 2^15) and stored as f16 (or bf16
+// for gfx950's bf16 core), exactly: bf16 has 8 significant bits, f16 11. One f16 plane holds 28 octaves, all of them normal
+// numbers (gfx90a flushes subnormal MFMA operands); a bf16 plane 112. A row with a wider spread gets further planes, each
+// that much further down; the GEMM adds the planes up, so no activation is ever lost. Zeros, Inf and NaN go to plane 0 as
+// they are. Elements with k >= K read as zero through the ranged row descriptor, so nothing beyond a row is ever touched
+// and the GEMM needs no masks.
 //
 // A workgroup handles one row, or one slice of it (grid y): it scans the whole row, then writes its slice.
-// Cost: about 3 VALU per element scanned and 3 per element written, 16 bytes a lane each way.
+// Cost: about 2 VALU per element scanned and 3 per element written, 16 bytes a lane each way.
 #pragma once
 #include "layout.hpp"
 
@@ -25,17 +25,18 @@ struct Bits {
     }
 };
 
-/// Extremes of the row's magnitude bits; `smallest` is that of the non-zero ones minus one (0xffff if none).
+/// Extremes of the row's magnitude bits, as two maxima: the largest, and the complement of the smallest non-zero one
+/// minus 1 (0 - 1 wraps to 0xffff, whose complement is 0 and never wins).
 struct Extremes {
-    u16x2 largest{0, 0}, smallest{0xffff, 0xffff};
+    u16x2 largest{0, 0}, smallest{0, 0};
     PETIT_DEVICE void add(u32 pair) {
         const u16x2 mag = as<u16x2>(pair & 0x7fff7fffu);
         largest = __builtin_elementwise_max(largest, mag);
-        smallest = __builtin_elementwise_min(smallest, static_cast<u16x2>(mag - u16x2{1, 1}));
+        smallest = __builtin_elementwise_max(smallest, static_cast<u16x2>(u16x2{0, 0} - mag));  // ~(mag - 1) = -mag
     }
-    PETIT_DEVICE void add(u32 largest_bits, u32 smallest_bits) {
-        largest = __builtin_elementwise_max(largest, as<u16x2>(largest_bits));
-        smallest = __builtin_elementwise_min(smallest, as<u16x2>(smallest_bits));
+    /// Both maxima in one register: largest low, smallest high.
+    PETIT_DEVICE u16x2 both() const {
+        return __builtin_elementwise_max(u16x2{largest[0], smallest[0]}, u16x2{largest[1], smallest[1]});
     }
 };
 
@@ -46,93 +47,100 @@ PETIT_DEVICE u32 drop_non_finite(u32 pair) {
     return pair;
 }
 
+/// This thread's share of the row. Four loads are in flight at a time; those past the end of the row give zeros.
 template <Type T>
-PETIT_DEVICE Extremes scan_row(Buffer row, u32 pieces, u32 thread, u32 threads, bool finite_only) {
+PETIT_DEVICE u16x2 scan_row(Buffer row, u32 pieces, u32 thread, bool finite_only) {
     Extremes e;
-    for (u32 q = thread; q < pieces; q += threads) {
-        const u32x4 v = load16(row, q * 16, 0);
+    for (u32 q = thread; q < pieces; q += 4 * 256) {
+        u32x4 v[4];
 #pragma unroll
-        for (int i = 0; i < 4; ++i) e.add(finite_only ? drop_non_finite<T>(v[i]) : v[i]);
+        for (int i = 0; i < 4; ++i) v[i] = load16(row, in_vgpr(q * 16) + i * 4096, 0);
+#pragma unroll
+        for (int i = 0; i < 16; ++i) e.add(finite_only ? drop_non_finite<T>(v[i / 4][i % 4]) : v[i / 4][i % 4]);
     }
-    return e;
+    return e.both();
 }
 
-/// Extremes over the workgroup's threads, the same in every one.
-PETIT_DEVICE Extremes combine(Extremes e, u32x2 (&meet)[256]) {
-    const u32 thread = __builtin_amdgcn_workitem_id_x();
-    barrier();
-    meet[thread] = u32x2{as<u32>(e.largest), as<u32>(e.smallest)};
-#pragma unroll
-    for (u32 half = 128; half > 0; half /= 2) {
-        barrier();
-        if (thread < half) {
-            e.add(meet[thread + half][0], meet[thread + half][1]);
-            meet[thread] = u32x2{as<u32>(e.largest), as<u32>(e.smallest)};
-        }
-    }
-    barrier();
-    Extremes all;
-    all.add(__builtin_amdgcn_readfirstlane(meet[0][0]), __builtin_amdgcn_readfirstlane(meet[0][1]));
-    return all;
+/// Maximum over the workgroup's four waves, the same in every thread.
+PETIT_DEVICE u32 combine(u16x2 mine, u32 (&meet)[4]) {
+    u32 v = as<u32>(mine);
+    auto step = [&](u32 other) { v = as<u32>(__builtin_elementwise_max(as<u16x2>(v), as<u16x2>(other))); };
+    // Within a wave by DPP: rows of 16 lanes by shifts, then row to row; lane 63 has it all.
+    step(__builtin_amdgcn_update_dpp(0, v, 0x111, 0xf, 0xf, false));
+    step(__builtin_amdgcn_update_dpp(0, v, 0x112, 0xf, 0xf, false));
+    step(__builtin_amdgcn_update_dpp(0, v, 0x114, 0xf, 0xf, false));
+    step(__builtin_amdgcn_update_dpp(0, v, 0x118, 0xf, 0xf, false));
+    step(__builtin_amdgcn_update_dpp(0, v, 0x142, 0xa, 0xf, false));
+    step(__builtin_amdgcn_update_dpp(0, v, 0x143, 0xc, 0xf, false));
+    lds_barrier();
+    if (lane_id() == 63) meet[wave_id()] = v;
+    lds_barrier();
+    v = meet[0];
+    step(meet[1]);
+    step(meet[2]);
+    step(meet[3]);
+    return __builtin_amdgcn_readfirstlane(v);
 }
 
-/// Eight values times 2^shift as f16; with several planes, those outside this plane's 28 octaves become zero.
-template <Type T>
+/// Eight values times 2^shift in the plane's type; with several planes, those outside this plane's octaves become zero.
+template <Type T, Type kTo>
 PETIT_DEVICE u32x4 to_plane(u32x4 v, int shift, bool first, bool only) {
-    constexpr float kLow = 1.0f / 8192.0f;  // 2^-13 .. 2^15 is one plane
+    const float low = __builtin_amdgcn_ldexpf(1.0f, 15 - static_cast<int>(kTo == Type::kF16 ? kPlaneOctaves : kWidePlaneOctaves));
     u32x4 out;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-        f16x2 h;
+        float s[2];
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-            float s = __builtin_amdgcn_ldexpf(Bits<T>::value(half ? v[i] >> 16 : v[i] & 0xffffu), shift);
+            s[half] = __builtin_amdgcn_ldexpf(Bits<T>::value(half ? v[i] >> 16 : v[i] & 0xffffu), shift);
             if (!only) {
-                const float mag = __builtin_fabsf(s);
-                const bool inside = mag >= kLow && mag < 32768.0f;
-                if (!inside && !(first && !(mag < 32768.0f))) s = 0.0f;
+                const float mag = __builtin_fabsf(s[half]);
+                const bool inside = mag >= low && mag < 32768.0f;
+                if (!inside && !(first && !(mag < 32768.0f))) s[half] = 0.0f;
             }
-            h[half] = static_cast<_Float16>(s);
         }
-        out[i] = as<u32>(h);
+        if constexpr (kTo == Type::kF16) {
+            out[i] = as<u32>(f16x2{static_cast<_Float16>(s[0]), static_cast<_Float16>(s[1])});
+        } else {  // the low halves are zero: a bf16 was scaled by a power of two
+            out[i] = __builtin_amdgcn_perm(as<u32>(s[1]), as<u32>(s[0]), 0x07060302u);
+        }
     }
     return out;
 }
 
-template <Type T, bool kScaled>
+/// One slice of one row. kTo: the operand type of the core that will read it.
+template <Type T, Type kTo>
 PETIT_DEVICE void convert_row(const ConvertArgs& a) {
-    PETIT_SHARED static u32x2 meet[256];
+    PETIT_SHARED static u32 meet[4];
     const u32 thread = __builtin_amdgcn_workitem_id_x(), m = __builtin_amdgcn_workgroup_id_x();
     const u32 slice = __builtin_amdgcn_workgroup_id_y();
-    const u32 threads = 256 * a.slices;
     const Buffer row = make_buffer(a.x + static_cast<i64>(m) * a.x_stride_bytes, a.k * 2);
+    constexpr int kOctaves = kTo == Type::kF16 ? kPlaneOctaves : kWidePlaneOctaves;
 
+    u32 extremes = combine(scan_row<T>(row, a.k / 8, thread, false), meet);
+    if ((extremes & 0xffffu) >= Bits<T>::kInf) extremes = combine(scan_row<T>(row, a.k / 8, thread, true), meet);
+    const u32 largest = extremes & 0xffffu, smallest = 0x10000u - (extremes >> 16);
     int shift = 0;
     RowInfo info{0, 1};
-    if constexpr (kScaled) {
-        Extremes e = combine(scan_row<T>(row, a.k / 8, thread, 256, false), meet);
-        if (max(e.largest[0], e.largest[1]) >= Bits<T>::kInf) e = combine(scan_row<T>(row, a.k / 8, thread, 256, true), meet);
-        const u16 largest = max(e.largest[0], e.largest[1]);
-        if (largest != 0) {
-            const u16 smallest = static_cast<u16>(min(e.smallest[0], e.smallest[1]) + 1);
-            const int top = __builtin_amdgcn_frexp_expf(Bits<T>::value(largest)) - 1;
-            const int low = __builtin_amdgcn_frexp_expf(Bits<T>::value(smallest)) - 1;
-            shift = 14 - top;
-            info = RowInfo{-shift, 1 + (top - low) / static_cast<int>(kPlaneOctaves)};
-        }
+    if (largest != 0) {
+        const int top = __builtin_amdgcn_frexp_expf(Bits<T>::value(largest)) - 1;
+        const int low = __builtin_amdgcn_frexp_expf(Bits<T>::value(smallest)) - 1;
+        shift = 14 - top;
+        info = RowInfo{-shift, 1 + (top - low) / kOctaves};
     }
+    info.exponent = __builtin_amdgcn_readfirstlane(info.exponent);
+    info.planes = __builtin_amdgcn_readfirstlane(info.planes);
     if (slice == 0 && thread == 0) a.rows[m] = info;
 
     u8* out = a.out + (static_cast<u64>(m / 16) * a.k_tiles) * kFragmentBytes + m % 16 * 16;
-    for (u32 q = slice * 256 + thread; q < a.k_tiles * 16; q += threads) {
+    for (u32 q = slice * 256 + thread; q < a.k_tiles * 16; q += 256 * a.slices) {
         const u32x4 v = load16(row, q * 16, 0);
         u8* to = out + static_cast<u64>(q / 16) * kFragmentBytes + q % 4 * 1024 + q / 4 % 4 * 256;
-        if constexpr (!kScaled) {
-            *reinterpret_cast<u32x4*>(to) = v;
+        if (info.planes == 1) {
+            *reinterpret_cast<u32x4*>(to) = to_plane<T, kTo>(v, -info.exponent, true, true);
         } else {
             for (int p = 0; p < info.planes; ++p, to += a.plane_bytes)
-                *reinterpret_cast<u32x4*>(to) =
-                    to_plane<T>(v, shift + static_cast<int>(kPlaneOctaves) * p, p == 0, info.planes == 1);
+                *reinterpret_cast<u32x4*>(to) = to_plane<T, kTo>(v, kOctaves * p - info.exponent, p == 0, false);
         }
     }
 }

@@ -53,7 +53,7 @@ struct Operands {
         const Buffer sc = make_buffer(scale, tiles * (kWave * kScaleBytes));
         const Buffer xs = make_buffer(x, tiles * (kFragmentBytes * Cfg::kMTiles));
 #pragma unroll
-        for (int j = 0; j < Cfg::kNTiles; ++j) s.w[j] = load16<kStream>(w, lane16 + j * 1024, kt * kStepBytes);
+        for (int j = 0; j < Cfg::kNTiles; ++j) s.w[j] = load16<kStream>(w, lane16, kt * kStepBytes + j * 1024);
         if constexpr (Cfg::W::kScaleDwords == 2) {
             const u32x2 d = load8<kStream>(sc, lane_scale, kt * (kWave * kScaleBytes));
             s.scale[0] = d[0];
@@ -65,7 +65,7 @@ struct Operands {
         for (int i = 0; i < Cfg::kMTiles; ++i)
 #pragma unroll
             for (int t = 0; t < 4; ++t)
-                s.x[i][t] = load16(xs, x_lane[i] + t * 1024, (kt + i * k_tiles) * kFragmentBytes);
+                s.x[i][t] = load16(xs, x_lane[i], (kt + i * k_tiles) * kFragmentBytes + t * 1024);
         pin_schedule();
     }
 };
@@ -90,9 +90,8 @@ PETIT_DEVICE void multiply(const Step<Cfg>& s, f32x4 (&acc)[Cfg::kMTiles][Cfg::k
 template <class Cfg>
 PETIT_DEVICE void accumulate(const Operands<Cfg>& op, u32 kt, u32 end, f32x4 (&acc)[Cfg::kMTiles][Cfg::kNTiles], int pass,
                              bool& more) {
-    if (kt >= end) return;
     Step<Cfg> even, odd;
-    op.load(even, kt, end);
+    op.load(even, kt, end);  // a wave without work multiplies zeros once
     while (true) {
         op.load(odd, kt + Cfg::kWaves, end);
         multiply<Cfg>(even, acc, pass, more);
@@ -116,7 +115,7 @@ PETIT_DEVICE void decode_gemm(const GemmArgs& a) {
         const u32 tile = unit / a.k_tiles;
         const u32 kt_begin = unit - tile * a.k_tiles;
         const u32 kt_end = min(a.k_tiles, kt_begin + (end_unit - unit));
-        const u32 row_group = tile / a.m_blocks, m_tile = (tile - row_group * a.m_blocks) * Cfg::kMTiles;
+        const u32 row_group = a.m_blocks == 1 ? tile : tile / a.m_blocks, m_tile = (tile - row_group * a.m_blocks) * Cfg::kMTiles;
 
         Operands<Cfg> op;
         const u64 steps = static_cast<u64>(row_group) * a.k_tiles;
@@ -129,6 +128,10 @@ PETIT_DEVICE void decode_gemm(const GemmArgs& a) {
 #pragma unroll
         for (int i = 0; i < Cfg::kMTiles; ++i) planes[i] = planes_of(a, (m_tile + i) * 16 + lane % 16);
 
+        bool several = Cfg::W::kWindowed;  // parts to add: planes of the activations or windows of the scales
+#pragma unroll
+        for (int i = 0; i < Cfg::kMTiles; ++i) several |= planes[i] > 1;
+        const int sum_shift = __builtin_amdgcn_ballot_w64(several) != 0 ? kSumShift : 0;
         op.x = a.x + static_cast<u64>(m_tile) * a.k_tiles * kFragmentBytes;
         for (int plane = 0;; ++plane, op.x += a.plane_bytes) {
             bool wanted = false;
@@ -143,18 +146,24 @@ PETIT_DEVICE void decode_gemm(const GemmArgs& a) {
                 f32x4 acc[Cfg::kMTiles][Cfg::kNTiles] = {};
                 more = false;
                 accumulate<Cfg>(op, kt_begin + wave, kt_end, acc, pass, more);
-                // The wave's running total lives in LDS, not in registers: almost always there is one plane and one pass.
-                const int shift = kSumShift - static_cast<int>(kPlaneOctaves) * plane - arch::kWindowOctaves * pass;
+                // The wave's sums meet the others' in LDS; almost always there is one part, which goes there as it is.
+                const int shift = sum_shift - plane_octaves<Cfg::kCore> * plane - arch::kWindowOctaves * pass;
+                if (sum_shift == 0) {
 #pragma unroll
-                for (int b = 0; b < Cfg::kBlocks; ++b) {
-                    f32x4 v = shifted(acc[b / Cfg::kNTiles][b % Cfg::kNTiles], shift);
-                    if (plane + pass != 0) v += meet[wave][b][lane];
-                    meet[wave][b][lane] = v;
+                    for (int b = 0; b < Cfg::kBlocks; ++b) meet[wave][b][lane] = acc[b / Cfg::kNTiles][b % Cfg::kNTiles];
+                } else {
+                    never_speculate();
+#pragma unroll
+                    for (int b = 0; b < Cfg::kBlocks; ++b) {
+                        f32x4 v = shifted(acc[b / Cfg::kNTiles][b % Cfg::kNTiles], shift);
+                        if (plane + pass != 0) v += meet[wave][b][lane];
+                        meet[wave][b][lane] = v;
+                    }
                 }
             }
         }
 
-        // Four waves' sums meet; wave w goes on with blocks w, w + 4, ...
+        // Wave w goes on with blocks w, w + 4, ...
         constexpr int kOwned = Cfg::kBlocks / Cfg::kWaves;
         barrier();
         f32x4 sum[kOwned];
@@ -165,12 +174,12 @@ PETIT_DEVICE void decode_gemm(const GemmArgs& a) {
             for (int w = 1; w < Cfg::kWaves; ++w) sum[i] += meet[w][wave + i * Cfg::kWaves][lane];
         }
         auto block = [&](int i) { return wave + i * Cfg::kWaves; };
-        if (reduce_across_workgroups<Cfg::kBlocks>(a, part, wg, tile, sum, block, shared_last)) {
+        if (reduce_across_workgroups<Cfg::kBlocks>(a, part, wg, tile, kt_end - kt_begin, sum, block, shared_last)) {
 #pragma unroll
             for (int i = 0; i < kOwned; ++i) {
                 const u32 n = row_group * kRowsPerGroup + block(i) % Cfg::kNTiles * 16 + lane / 16 * 4;
                 const u32 m = (m_tile + block(i) / Cfg::kNTiles) * 16 + lane % 16;
-                store_outputs<Cfg::kType>(a, load_columns<Cfg::kType>(a, n), sum[i], n, m);
+                store_outputs<Cfg::kType>(a, load_columns<Cfg::kType>(a, n, sum_shift), sum[i], n, m);
             }
         }
         unit += kt_end - kt_begin;

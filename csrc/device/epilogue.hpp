@@ -21,7 +21,7 @@ PETIT_DEVICE f32x4 shifted(f32x4 v, int e) {
                  __builtin_amdgcn_ldexpf(v[3], e)};
 }
 
-/// Scale, exponent and bias of four output columns n .. n + 3. The scale's own exponent joins the integer ones, so no
+/// Scale, exponent and bias of four output columns n .. n + 3, for sums kept times 2^sum_shift. The scale's own exponent joins the integer ones, so no
 /// intermediate leaves float32's range unless the result does.
 struct Columns {
     f32x4 mantissa, bias;
@@ -29,14 +29,14 @@ struct Columns {
 };
 
 template <Type T>
-PETIT_DEVICE Columns load_columns(const GemmArgs& a, u32 n) {
+PETIT_DEVICE Columns load_columns(const GemmArgs& a, u32 n, int sum_shift) {
     Columns c;
     // The packed row arrays are padded to whole row groups: reading four is always allowed there.
     const f32x4 scale = *reinterpret_cast<const f32x4*>(a.row_scale + n);
 #pragma unroll
     for (u32 i = 0; i < 4; ++i) {
         c.mantissa[i] = __builtin_amdgcn_frexp_mantf(scale[i]);
-        c.exponent[i] = a.row_exponent[n + i] + __builtin_amdgcn_frexp_expf(scale[i]) - kSumShift;
+        c.exponent[i] = a.row_exponent[n + i] + __builtin_amdgcn_frexp_expf(scale[i]) - sum_shift;
         c.bias[i] = 0.0f;
         if (a.bias && n + i < a.n) {
             c.bias[i] = a.bias_f32 ? static_cast<const float*>(a.bias)[n + i]
@@ -44,6 +44,16 @@ PETIT_DEVICE Columns load_columns(const GemmArgs& a, u32 n) {
         }
     }
     return c;
+}
+
+/// a + b in float32, rounded to odd: rounding that to 16 bits is then the same as rounding the exact sum.
+PETIT_DEVICE float add_to_odd(float a, float b) {
+    const float sum = a + b, part = sum - a;
+    const float rest = (a - (sum - part)) + (b - part);  // exact: what `sum` lacks; NaN if it is not finite
+    const u32 bits = as<u32>(sum);
+    if ((bits & 1) != 0 || !(rest < 0.0f || rest > 0.0f)) return sum;
+    const bool larger = (rest > 0.0f) == (bits >> 31 == 0);  // in magnitude
+    return as<float>(larger ? bits + 1 : bits - 1);
 }
 
 /// y[m, n .. n + 3] = round(sum * scale * 2^(exponents) + bias): one rounding to the output type.
@@ -55,7 +65,7 @@ PETIT_DEVICE void store_outputs(const GemmArgs& a, const Columns& c, f32x4 sum, 
 #pragma unroll
     for (u32 i = 0; i < 4; ++i) {
         float v = __builtin_amdgcn_ldexpf(sum[i] * c.mantissa[i], c.exponent[i] + xe);
-        if (a.bias) v += c.bias[i];  // not adding +0 keeps a negative zero
+        if (a.bias) v = add_to_odd(v, c.bias[i]);  // not adding +0 keeps a negative zero
         out[i] = static_cast<Element<T>>(v);
     }
     auto* y = static_cast<Element<T>*>(a.y) + static_cast<i64>(m) * a.y_stride + n;
@@ -79,12 +89,11 @@ PETIT_DEVICE Buffer partial_slot(const GemmArgs& a, u32 wg, u32 which, u32 block
 /// the number of its i-th one. If other workgroups hold parts of the tile, the last to arrive adds all parts in
 /// workgroup order, so the result does not depend on who was last. Returns whether this wave holds final sums.
 template <int kBlocks, int kOwned, class Block>
-PETIT_DEVICE bool reduce_across_workgroups(const GemmArgs& a, Partition part, u32 wg, u32 tile, f32x4 (&sum)[kOwned],
-                                           Block block, u32& shared_last) {
+PETIT_DEVICE bool reduce_across_workgroups(const GemmArgs& a, Partition part, u32 wg, u32 tile, u32 my_units,
+                                           f32x4 (&sum)[kOwned], Block block, u32& shared_last) {
+    if (my_units == a.k_tiles) return true;
     const u32 first_unit = tile * a.k_tiles;
     const u32 first = part.owner(first_unit), last = part.owner(first_unit + a.k_tiles - 1);
-    if (first == last) return true;
-
     // Only the tile's first owner can have begun with another tile.
     auto slot = [&](u32 owner) {
         return partial_slot(a, owner, owner == first && part.begin(owner) < first_unit ? 1u : 0u, kBlocks);

@@ -25,8 +25,8 @@ constexpr Core kExactCore = arch::kHasFp4Convert ? Core::kConvert : Core::kMask;
 
 #include "kernels.def"
 
-PETIT_KERNEL(256, 2) void petit_convert_bf16(ConvertArgs a) { convert_row<Type::kBf16, true>(a); }
-PETIT_KERNEL(256, 2) void petit_convert_f16(ConvertArgs a) { convert_row<Type::kF16, true>(a); }
-PETIT_KERNEL(256, 2) void petit_arrange_bf16(ConvertArgs a) { convert_row<Type::kBf16, false>(a); }
+PETIT_KERNEL(256, 2) void petit_convert_bf16(ConvertArgs a) { convert_row<Type::kBf16, Type::kF16>(a); }
+PETIT_KERNEL(256, 2) void petit_convert_f16(ConvertArgs a) { convert_row<Type::kF16, Type::kF16>(a); }
+PETIT_KERNEL(256, 2) void petit_arrange_bf16(ConvertArgs a) { convert_row<Type::kBf16, Type::kBf16>(a); }
 PETIT_KERNEL(256, 2) void petit_finish_bf16(FinishArgs a) { finish<Type::kBf16>(a); }
 PETIT_KERNEL(256, 2) void petit_finish_f16(FinishArgs a) { finish<Type::kF16>(a); }

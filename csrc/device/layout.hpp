@@ -17,7 +17,9 @@ constexpr u32 kStepBytes = 4096;        // weights of 64 rows x 128 k
 constexpr u32 kFragmentBytes = 4096;    // activations of 16 rows x 128 k
 constexpr u32 kBlockBytes = 1024;       // 16 x 16 float32 results
 constexpr u32 kPlaneOctaves = 28;       // octaves of activation magnitude one f16 plane holds exactly
-constexpr int kSumShift = 80;           // sums are kept times 2^80 so that far smaller planes are not lost below 2^-126
+constexpr u32 kWidePlaneOctaves = 112;  // the same of a bf16 plane
+// Sums over several planes or windows are kept times 2^80, so that parts far below the largest are not lost under 2^-126.
+constexpr int kSumShift = 80;
 
 /// The work is a line of units (tile, k-tile), k fastest, cut into one piece a workgroup whose lengths differ by at most one.
 /// So every CU gets the same bytes whatever the shape, and a tile is finished by a run of consecutive workgroups.
@@ -34,8 +36,16 @@ struct Partition {
 /// finish each other's) sit on one die. The grid is a multiple of `xcds`, or xcds is 1.
 PETIT_DEVICE u32 workgroup_number(const GemmArgs& a) {
     const u32 id = __builtin_amdgcn_workgroup_id_x();
+    if (a.xcds == 1) return id;
+    if ((a.xcds & (a.xcds - 1)) == 0) {
+        const u32 bits = __builtin_ctz(a.xcds);
+        return (id & (a.xcds - 1)) * (a.workgroups >> bits) + (id >> bits);
+    }
     return id % a.xcds * (a.workgroups / a.xcds) + id / a.xcds;
 }
+
+template <Core C>
+constexpr int plane_octaves = C == Core::kConvertBf16 ? kWidePlaneOctaves : kPlaneOctaves;
 
 /// Planes of activation row m; rows that do not exist have none and read as zero.
 PETIT_DEVICE i32 planes_of(const GemmArgs& a, u32 m) { return m < a.m ? a.rows[m].planes : 0; }

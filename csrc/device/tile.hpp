@@ -54,7 +54,7 @@ struct TileOperands {
         const Buffer w = make_buffer(weight, tiles * kStepBytes);
         const Buffer sc = make_buffer(scale, tiles * (kWave * kScaleBytes));
 #pragma unroll
-        for (int j = 0; j < Cfg::kNTiles; ++j) s.w[j] = load16(w, lane16 + j * 1024, kt * kStepBytes + first_tile * 1024);
+        for (int j = 0; j < Cfg::kNTiles; ++j) s.w[j] = load16(w, lane16, kt * kStepBytes + (first_tile + j) * 1024);
         if constexpr (Cfg::W::kScaleDwords == 2) {
             const u32x2 d = load8(sc, lane_scale, kt * (kWave * kScaleBytes));
             s.scale[0] = d[0];
@@ -154,7 +154,7 @@ PETIT_DEVICE void tile_gemm(const GemmArgs& a) {
         const u32 tile = unit / a.k_tiles;
         const u32 kt_begin = unit - tile * a.k_tiles;
         const u32 kt_end = min(a.k_tiles, kt_begin + (end_unit - unit));
-        const u32 block_row = tile / a.m_blocks, m_base = (tile - block_row * a.m_blocks) * (Cfg::kMTiles * 16);
+        const u32 block_row = a.m_blocks == 1 ? tile : tile / a.m_blocks, m_base = (tile - block_row * a.m_blocks) * (Cfg::kMTiles * 16);
         const u32 first_n_tile = (block_row * Cfg::kWaves + wave) * Cfg::kNTiles, row_group = first_n_tile / 4;
 
         TileOperands<Cfg> op;
@@ -171,12 +171,20 @@ PETIT_DEVICE void tile_gemm(const GemmArgs& a) {
         constexpr int kOwned = Cfg::kBlocks / Cfg::kWaves;
         const u32 first_block = wave * kOwned;
         const Buffer scratch = partial_slot(a, wg, unit == begin_unit ? 0 : 1, Cfg::kBlocks);
+        // All waves must agree on planes (they share barriers), so each looks at every row.
+        i32 planes[Cfg::kMTiles / 4];
+        bool several = Cfg::W::kWindowed;
+#pragma unroll
+        for (int i = 0; i < Cfg::kMTiles / 4; ++i) {
+            planes[i] = planes_of(a, m_base + i * 64 + lane);
+            several |= planes[i] > 1;
+        }
+        const int sum_shift = __builtin_amdgcn_ballot_w64(several) != 0 ? kSumShift : 0;
         Accumulators<Cfg> acc;
         for (int plane = 0, parts = 0;; ++plane, op.x += a.plane_bytes) {
-            // All waves must agree on the number of planes (they share barriers), so each looks at every row.
             bool wanted = false;
 #pragma unroll
-            for (int i = 0; i < Cfg::kMTiles; i += 4) wanted |= plane < planes_of(a, m_base + i * 16 + lane);
+            for (int i = 0; i < Cfg::kMTiles / 4; ++i) wanted |= plane < planes[i];
             if (__builtin_amdgcn_ballot_w64(wanted) == 0) break;
 #pragma unroll
             for (int c = 0; c < Cfg::kCopies; ++c) {
@@ -198,7 +206,8 @@ PETIT_DEVICE void tile_gemm(const GemmArgs& a) {
                 if constexpr (Cfg::W::kWindowed) {
                     more = any_wave<Cfg::kWaves>(more, &shared_word);
                 }
-                const int shift = kSumShift - static_cast<int>(kPlaneOctaves) * plane - arch::kWindowOctaves * pass;
+                if (sum_shift == 0) break;  // one plane, one pass
+                const int shift = sum_shift - plane_octaves<Cfg::kCore> * plane - arch::kWindowOctaves * pass;
 #pragma unroll
                 for (int b = 0; b < kOwned; ++b) {
                     f32x4& v = acc[b / Cfg::kNTiles][b % Cfg::kNTiles];
@@ -211,12 +220,12 @@ PETIT_DEVICE void tile_gemm(const GemmArgs& a) {
 
         auto& sum = reinterpret_cast<f32x4(&)[kOwned]>(acc);
         auto block = [&](int i) { return first_block + i; };
-        if (reduce_across_workgroups<Cfg::kBlocks>(a, part, wg, tile, sum, block, shared_word)) {
+        if (reduce_across_workgroups<Cfg::kBlocks>(a, part, wg, tile, kt_end - kt_begin, sum, block, shared_word)) {
 #pragma unroll
             for (int j = 0; j < Cfg::kNTiles; ++j) {
                 const u32 n = (first_n_tile + j) * 16 + lane / 16 * 4;
                 if (n >= a.n) continue;
-                const Columns columns = load_columns<Cfg::kType>(a, n);
+                const Columns columns = load_columns<Cfg::kType>(a, n, sum_shift);
 #pragma unroll
                 for (int i = 0; i < Cfg::kMTiles; ++i)
                     store_outputs<Cfg::kType>(a, columns, acc[i][j], n, m_base + i * 16 + lane % 16);

@@ -114,7 +114,7 @@ class Machine:
         convert = solutions.conversion_kernel(base, meta.format, dtype, meta.exact, bool(mask))
         k_tiles = -(-k // 128)
         plane = -(-m // 16) * k_tiles * 4096
-        planes = 1 if "arrange" in convert else solutions.PLANES[dtype]
+        planes = solutions.planes(convert, dtype)
         padded = poisoned(m + 1, k + 8, dtype=x.dtype)
         padded[:m, :k] = x
         fragments = poisoned(plane * planes, dtype=torch.uint8)

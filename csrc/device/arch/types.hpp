@@ -87,6 +87,9 @@ PETIT_DEVICE u32 in_vgpr(u32 v) {
     return v;
 }
 
+/// Keeps a rare branch a branch: the compiler would rather compute both sides and select.
+PETIT_DEVICE void never_speculate() { asm volatile("; rare"); }
+
 /// Nothing is moved across this point by the scheduler: prefetches stay where they are written.
 PETIT_DEVICE void pin_schedule() { __builtin_amdgcn_sched_barrier(0); }
 

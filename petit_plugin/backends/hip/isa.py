@@ -98,18 +98,20 @@ def bytes_in_flight(loop: list[Instruction], loads: list[Instruction]) -> int:
     return least or 0
 
 
-def conversion_valu(kernels: dict[str, Kernel], name: str, rows: int, k: int) -> float:
-    """VALU wave instructions of the activation pre-pass for [rows, k]: scan of each row by every slice, then writing."""
-    kernel = kernels[name]
+def conversion_valu(kernel: Kernel, rows: int, k: int) -> float:
+    """VALU wave instructions of the activation pre-pass for [rows, k]: every slice scans its row, then writes its part."""
     loops = [body for body in kernel.loops() if any(i.load_bytes == 16 for i in body)]
-    scan = min(
-        (sum(i.is_valu for i in b) for b in loops if not any(i.name.endswith("store_dwordx4") for i in b)), default=0
-    )
-    write = min((sum(i.is_valu for i in b) for b in loops if any("store" in i.name for i in b)), default=0)
-    fixed = sum(i.is_valu for i in kernel.instructions)  # everything once a wave: an upper bound of the straight part
+
+    def per_piece(stores: bool) -> float:
+        """The cheapest such loop (others serve rare rows), per 16 bytes a lane loads."""
+        bodies = [b for b in loops if any("store" in i.name for i in b) == stores]
+        return min(sum(i.is_valu for i in b) / sum(i.load_bytes == 16 for i in b) for b in bodies)
+
+    inside = {i.address for body in loops for i in body}
+    fixed = sum(i.is_valu and i.address not in inside for i in kernel.instructions)  # once a wave, at most
     slices = solutions.conversion_slices(rows, k)
     pieces = -(-k // 128) * 16 / 64  # 16-byte pieces of a row, 64 to a wave
-    return rows * (pieces * (slices * scan + write) + slices * 4 * fixed)
+    return rows * (pieces * (slices * per_piece(False) + per_piece(True)) + slices * 4 * fixed)
 
 
 def analyse(kernel: Kernel, arch: str, conversion: dict[str, float]) -> Report:
@@ -179,7 +181,7 @@ def report(arch: str | None = None, directory: Path = CODE_OBJECTS) -> Iterator[
         kernels = read_kernels(path)
         weight_words = 8192 * 8192 / 8 / 64  # wave words of the reference layer
         conversion = {
-            kernel: conversion_valu(kernels, kernel, 16, 8192) / weight_words
+            kernel: conversion_valu(kernels[kernel], 16, 8192) / weight_words
             for kernel in kernels
             if kernel.startswith(("petit_convert", "petit_arrange"))
         }
