@@ -67,7 +67,9 @@ def library() -> Path:
 
 
 def _compile(cxx: str, sources: list[Path], home: Path, target: Path) -> None:
-    headers = hashlib.sha256(b"".join(f.read_bytes() for f in sorted(SOURCE.glob("*.hpp"))) + " ".join([cxx, *FLAGS]).encode()).hexdigest()[:16]
+    headers = hashlib.sha256(
+        b"".join(f.read_bytes() for f in sorted(SOURCE.glob("*.hpp"))) + " ".join([cxx, *FLAGS]).encode()
+    ).hexdigest()[:16]
     objects = cache_dir() / "objects"
     objects.mkdir(exist_ok=True)
 

@@ -63,7 +63,9 @@ def find_objdump() -> str:
         digits = text[at + 8 :].split(".", 1)[0] if at >= 0 else ""
         if digits.isdigit() and int(digits) >= 20:
             return path
-    raise RuntimeError("no AMDGPU disassembler: llvm-objdump >= 20 is needed (llvm-objdump-22, ROCm's, or PETIT_LLVM_OBJDUMP)")
+    raise RuntimeError(
+        "no AMDGPU disassembler: llvm-objdump >= 20 is needed (llvm-objdump-22, ROCm's, or PETIT_LLVM_OBJDUMP)"
+    )
 
 
 def disassemble(elf: bytes) -> list[Instruction]:

@@ -118,7 +118,7 @@ class Emulator:
                 self.unregister(pointer)
 
     def load(self, elf: bytes, arch: str | None = None) -> Module:
-        """`arch` switches the device first (every other module must be unloaded)."""
+        """`arch` switches the device first; modules of another architecture stay usable."""
         if arch is not None and arch != self.arch:
             self.set_arch(arch)
         return Module(self, elf)
@@ -188,8 +188,12 @@ class Kernel:
         emulator.check(emulator.lib.petit_emu_function(module._handle, name.encode(), ctypes.byref(handle)))
         self._handle = handle
         first, *rest = emulator.lib.petit_emu_describe(handle).decode().splitlines()
-        self.lds_bytes, self.scratch_bytes, self.kernarg_bytes, self.vgpr, self.agpr, self.sgpr, self.spills = map(int, first.split())
-        self.args = [(int(o), int(s), kind) for o, s, kind in (line.split() for line in rest) if not kind.startswith("hidden_")]
+        self.lds_bytes, self.scratch_bytes, self.kernarg_bytes, self.vgpr, self.agpr, self.sgpr, self.spills = map(
+            int, first.split()
+        )
+        self.args = [
+            (int(o), int(s), kind) for o, s, kind in (line.split() for line in rest) if not kind.startswith("hidden_")
+        ]
 
     def pack(self, args: Sequence[Any]) -> bytes:
         if len(args) != len(self.args):
@@ -214,7 +218,14 @@ class Kernel:
         return bytes(out)
 
     def launch(
-        self, grid: int | Sequence[int], block: int | Sequence[int], args: Sequence[Any], lds: int = 0, *, register: bool = True, extra: Sequence[Any] = ()
+        self,
+        grid: int | Sequence[int],
+        block: int | Sequence[int],
+        args: Sequence[Any],
+        lds: int = 0,
+        *,
+        register: bool = True,
+        extra: Sequence[Any] = (),
     ) -> Counters:
         """Runs the kernel. `grid` counts workgroups, `block` work items, `lds` is the dynamic LDS in bytes.
 

@@ -29,12 +29,10 @@ static_assert(sizeof(Counters) / 8 == kUnits + std::size(kExtraNames));
 
 PETIT_EMU_API const char* petit_emu_last_error() { return last_error().c_str(); }
 
-// "gfx90a", "gfx942" or "gfx950". Fails while a module is loaded.
+// What the device says it is: "gfx90a", "gfx942" or "gfx950". Modules of another architecture stay usable.
 PETIT_EMU_API int petit_emu_set_arch(const char* name) {
     return guarded([&](Device& d) {
-        const Arch a = arch_from_name(name);
-        if (a != d.arch && !d.modules.empty()) fail("the architecture cannot change while a module is loaded");
-        d.arch = a, d.arch_chosen = true;
+        d.arch = arch_from_name(name), d.arch_chosen = true;
     });
 }
 PETIT_EMU_API const char* petit_emu_arch() { return arch_name(Device::get().arch); }
@@ -90,12 +88,13 @@ PETIT_EMU_API int petit_emu_launch(void* function, const u32* grid, const u32* b
 }
 
 // resident: workgroups in progress at a time; quantum: instructions of a wave before others get their turn; seed: order of workgroups
-// and waves (0: in order); xcds: number of L2 caches (0: 1 on gfx90a, 8 elsewhere); cus: what the device reports.
+// and waves (0: in order); limit: instructions of a launch before it counts as endless; xcds: number of L2 caches (0: 1 on gfx90a, 8 elsewhere); cus: what the device reports.
 PETIT_EMU_API int petit_emu_set_option(const char* name, u64 value) {
     return guarded([&](Device& d) {
         const std::string n = name;
         if (n == "resident") d.defaults.resident = static_cast<u32>(value);
         else if (n == "quantum") d.defaults.quantum = value;
+        else if (n == "limit") d.defaults.limit = value;
         else if (n == "seed") d.defaults.seed = value;
         else if (n == "xcds") d.xcds = static_cast<u32>(value);
         else if (n == "cus") d.compute_units = value;

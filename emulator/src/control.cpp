@@ -40,7 +40,7 @@ void s_waitcnt(Wave& w, const Inst& in) {
 }
 void s_barrier(Wave& w, const Inst&) { w.stop = WaveStop::barrier; }
 void s_endpgm(Wave& w, const Inst&) {
-    // Stores still in flight stay invisible to the other CUs: nothing ordered them.
+    // Stores still in flight stay invisible to the other CUs (nothing ordered them) until some wave has to wait: Launch::run.
     w.stop = WaveStop::done;
 }
 void nothing(Wave&, const Inst&) {}

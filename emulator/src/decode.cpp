@@ -18,7 +18,7 @@ bool ends(const string& s, const char* p) {
     return s.size() >= t.size() && s.compare(s.size() - t.size(), t.size(), t) == 0;
 }
 
-const std::set<string> kPlainModifiers = {"glc", "slc", "dlc", "sc0", "sc1", "nt", "lds", "offen", "idxen", "clamp", "gds", "tfe"};
+const std::set<string> kPlainModifiers = {"glc", "slc", "dlc", "sc0", "sc1", "nt", "lds", "offen", "idxen", "clamp", "gds", "tfe", "row_mirror", "row_half_mirror"};
 
 bool is_modifier(const string& t) {
     if (kPlainModifiers.count(t)) return true;
@@ -98,7 +98,9 @@ Operand parse_operand(string t) {
     return o;
 }
 
-void immediate(Operand& o, Ty ty, bool literal, Program& program) {
+}  // namespace
+
+void Program::immediate(Operand& o, Ty ty, bool literal) {
     if (o.inline_float) {
         switch (ty) {
             case Ty::f16: case Ty::i16: case Ty::pk16: case Ty::pkf16: o.bits = f2h_rne(static_cast<float>(o.value)); break;
@@ -111,11 +113,15 @@ void immediate(Operand& o, Ty ty, bool literal, Program& program) {
     } else if (ty == Ty::pkf32) {
         o.bits = (o.bits & 0xffffffffull) * 0x100000001ull;
     }
-    Row* rows = new (std::align_val_t(64)) Row[2];
-    program.constants.push_back(rows);
-    for (int l = 0; l < kLanes; ++l) rows[0].l[l] = static_cast<u32>(o.bits), rows[1].l[l] = static_cast<u32>(o.bits >> 32);
+    Row*& rows = constants[o.bits];
+    if (!rows) {
+        rows = new (std::align_val_t(64)) Row[2];
+        for (int l = 0; l < kLanes; ++l) rows[0].l[l] = static_cast<u32>(o.bits), rows[1].l[l] = static_cast<u32>(o.bits >> 32);
+    }
     o.rows = rows;
 }
+
+namespace {
 
 u8 bit_list(const string& v, int* count = nullptr) {  // "[1,0,1]" -> bit 0 first
     u8 bits = 0;
@@ -142,7 +148,9 @@ bool dpp_modifier(Dpp& d, const string& key, const string& value) {
             if (c >= '0' && c <= '3') d.arg |= static_cast<u8>((c - '0') << (2 * n++));
     } else if (auto it = names.find(key); it != names.end()) {
         d.ctrl = it->second, d.arg = static_cast<u8>(std::atoi(value.c_str()));
-    } else if (key == "row_bcast") d.ctrl = value == "15" ? Dpp::row_bcast15 : Dpp::row_bcast31;
+    } else if (key == "row_mirror") d.ctrl = Dpp::row_mirror;
+    else if (key == "row_half_mirror") d.ctrl = Dpp::row_half_mirror;
+    else if (key == "row_bcast") d.ctrl = value == "15" ? Dpp::row_bcast15 : Dpp::row_bcast31;
     else if (key == "row_mask") d.row_mask = static_cast<u8>(std::strtol(value.c_str(), nullptr, 0));
     else if (key == "bank_mask") d.bank_mask = static_cast<u8>(std::strtol(value.c_str(), nullptr, 0));
     else if (key == "bound_ctrl") d.bound_ctrl = true;
@@ -202,71 +210,83 @@ void parse_waitcnt(Inst& in, const string& text) {
     }
 }
 
-void check_registers(const Inst& in, const CodeObject& object) {
-    // Per-kernel limits are checked at launch (the same text may be shared); here only the file itself.
-    (void)object;
-    for (int k = 0; k < in.nops; ++k)
-        if (in.ops[k].kind == Operand::vgpr && (in.ops[k].reg % kAgprBase) + in.ops[k].dwords > kAgprBase) fail("register out of range");
-}
-
 }  // namespace
 
+Program::Program(Arch a, std::vector<Line> text) : arch(a), lines(std::move(text)), code(lines.size()) {
+    index_of.reserve(lines.size());
+    for (u32 i = 0; i < lines.size(); ++i) index_of[lines[i].pc] = i, code[i].pc = lines[i].pc, code[i].size = lines[i].size;
+}
 Program::~Program() {
-    for (Row* r : constants) ::operator delete[](r, std::align_val_t(64));
+    for (auto& [bits, r] : constants) ::operator delete[](r, std::align_val_t(64));
 }
 
-void decode(Program& out, const std::vector<Line>& lines, const CodeObject& object) {
-    const OpTable& table = op_table(out.arch);
-    out.code.reserve(lines.size());
-    for (const Line& line : lines) {
-        Inst in;
-        in.pc = line.pc, in.size = line.size, in.index = static_cast<u32>(out.code.size());
-        in.text = line.mnemonic + (line.operands.empty() ? "" : " " + line.operands);
-        string name = line.mnemonic;
-        for (const char* suffix : {"_e32", "_e64", "_sdwa", "_dpp", "_e64_dpp"})
-            if (ends(name, suffix)) {
-                name.resize(name.size() - std::strlen(suffix));
-                break;
-            }
-        in.mnemonic = name;
-        auto it = table.ops.find(name);
-        if (it != table.ops.end()) in.def = &it->second, in.fn = it->second.fn;
-        try {
-            if (name == "s_waitcnt") parse_waitcnt(in, line.operands);
-            else if (in.def) {
-                std::vector<string> operands, modifiers;
-                split(line.operands, operands, modifiers);
-                if (operands.size() > 7) fail("more operands than expected");
-                for (const string& t : operands) in.ops[in.nops++] = parse_operand(t);
-                if (name.find("_mix") != string::npos) in.op_sel_hi = 0;
-                for (const string& m : modifiers) parse_modifier(in, m, in.nops - 1);
-                const u32 plain = static_cast<u32>(line.size);
-                for (int k = 0; k < in.nops; ++k)
-                    if (in.ops[k].kind == Operand::imm) immediate(in.ops[k], in.def->ty, plain > 4 && starts(operands[k], "0x"), out);
-                check_registers(in, object);
-                const bool half = in.def->ty == Ty::f16 || in.def->ty == Ty::i16;
-                for (int k = 1; k < in.nops; ++k) {
-                    const Operand& o = in.ops[k];
-                    bool mod = o.neg || o.abs || o.sext;
-                    if (k == 1 && in.dpp.ctrl) mod = true;
-                    if (in.sdwa.on && k <= 2 && (k == 1 || in.nops > 2)) mod |= in.sdwa.src[k - 1] != Sdwa::dword;
-                    if (half && (in.op_sel >> (k - 1) & 1)) mod = true;
-                    if (mod) in.src_mods |= static_cast<u8>(1u << k);
-                }
-                in.post = in.clamp || in.omod || (in.sdwa.on && in.sdwa.dst != Sdwa::dword) || in.dst_hi || in.def->dst == Dst::keep_high;
-                if (in.def->unit == Unit::branch && in.nops == 1 && in.ops[0].kind == Operand::imm)
-                    in.target = static_cast<i64>(line.pc + 4) + 4 * static_cast<i16>(in.ops[0].bits);  // address; resolved below
-            }
-        } catch (const EmuError& e) {
-            fail("cannot decode '%s' at pc 0x%llx: %s", in.text.c_str(), static_cast<unsigned long long>(in.pc), e.what());
+Inst Program::decode(const Line& line, u32 index) {
+    Inst in;
+    in.pc = line.pc, in.size = line.size, in.index = index;
+    in.text = line.mnemonic + (line.operands.empty() ? "" : " " + line.operands);
+    string name = line.mnemonic;
+    for (const char* suffix : {"_e32", "_e64", "_sdwa", "_dpp"})
+        if (ends(name, suffix)) {
+            name.resize(name.size() - std::strlen(suffix));
+            break;
         }
-        out.index_of[in.pc] = in.index;
-        out.code.push_back(std::move(in));
+    in.mnemonic = name;
+    const OpTable& table = op_table(arch);
+    auto it = table.ops.find(name);
+    if (it == table.ops.end()) return in;  // an error when it is executed
+    in.def = &it->second, in.fn = it->second.fn;
+    if (name == "s_waitcnt") {
+        parse_waitcnt(in, line.operands);
+        return in;
     }
-    for (Inst& in : out.code) {
-        if (in.target < 0) continue;
-        auto it = out.index_of.find(static_cast<u64>(in.target));
-        in.target = it == out.index_of.end() ? -2 : static_cast<i64>(it->second);
+    std::vector<string> operands, modifiers;
+    split(line.operands, operands, modifiers);
+    if (operands.size() > 7) fail("more operands than expected");
+    for (const string& t : operands) in.ops[in.nops++] = parse_operand(t);
+    if (name.find("_mix") != string::npos) in.op_sel_hi = 0;
+    for (const string& m : modifiers) parse_modifier(in, m, in.nops - 1);
+    for (int k = 0; k < in.nops; ++k)
+        if (in.ops[k].kind == Operand::imm) immediate(in.ops[k], in.def->ty, line.size > 4 && starts(operands[k], "0x"));
+    const bool half = in.def->ty == Ty::f16 || in.def->ty == Ty::i16;
+    for (int k = 1; k < in.nops; ++k) {
+        const Operand& o = in.ops[k];
+        bool mod = o.neg || o.abs || o.sext || (k == 1 && in.dpp.ctrl);
+        if (in.sdwa.on && k <= 2) mod |= in.sdwa.src[k - 1] != Sdwa::dword;
+        if (half && (in.op_sel >> (k - 1) & 1)) mod = true;
+        if (mod) in.src_mods |= static_cast<u8>(1u << k);
+    }
+    in.post = in.clamp || in.omod || (in.sdwa.on && in.sdwa.dst != Sdwa::dword) || in.dst_hi || in.def->dst == Dst::keep_high;
+    if (in.def->unit == Unit::branch && in.nops == 1 && in.ops[0].kind == Operand::imm) {
+        auto to = index_of.find(line.pc + 4 + 4 * static_cast<u64>(static_cast<i64>(static_cast<i16>(in.ops[0].bits))));
+        in.target = to == index_of.end() ? -1 : static_cast<i64>(to->second);
+    }
+    return in;
+}
+
+void Program::check_allocation(const Kernel& k, const Inst& in) const {
+    const u32 vgprs = k.accum_offset(), agprs = k.total_vgprs() > vgprs ? k.total_vgprs() - vgprs : 0;
+    for (int o = 0; o < in.nops; ++o) {
+        const Operand& op = in.ops[o];
+        if (op.kind != Operand::vgpr) continue;
+        const bool acc = op.reg >= kAgprBase;
+        const u32 last = op.reg % kAgprBase + op.dwords - 1u, limit = acc ? agprs : vgprs;
+        if (last >= limit) fail("names %c%u, but the kernel descriptor allocates %u", acc ? 'a' : 'v', last, limit);
+    }
+}
+
+void Program::prepare(const Kernel& k, u64 end) {
+    auto it = index_of.find(k.entry);
+    if (it == index_of.end()) fail("%s: entry 0x%llx is not an instruction", k.name.c_str(), static_cast<unsigned long long>(k.entry));
+    for (u32 i = it->second; i < lines.size() && lines[i].pc < end; ++i) {
+        if (code[i].fn || !code[i].text.empty()) continue;
+        try {
+            code[i] = decode(lines[i], i);
+            check_allocation(k, code[i]);
+        } catch (const EmuError& e) {
+            const string text = lines[i].mnemonic + " " + lines[i].operands;
+            code[i] = Inst{};
+            fail("%s: pc 0x%llx '%s': %s", k.name.c_str(), static_cast<unsigned long long>(lines[i].pc), text.c_str(), e.what());
+        }
     }
 }
 

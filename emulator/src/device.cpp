@@ -84,6 +84,8 @@ std::vector<u8> pack_arguments(const Kernel& k, void** params) {
 
 void Device::launch(Function* f, const u32 grid[3], const u32 block[3], u32 dynamic_lds, const std::vector<u8>& explicit_args) {
     const Kernel& k = *f->kernel;
+    f->module->prepare(k);
+    const Arch a = f->module->program->arch;
     Launch l;
     l.config = defaults;
     std::copy_n(grid, 3, l.config.grid), std::copy_n(block, 3, l.config.block);
@@ -92,8 +94,8 @@ void Device::launch(Function* f, const u32 grid[3], const u32 block[3], u32 dyna
     if (!items || !groups) fail("%s: empty grid or block", k.name.c_str());
     if (groups > 0xffffffffull) fail("%s: grid too large", k.name.c_str());
     if (items > k.max_workgroup || items > 1024) fail("%s: %llu work items a group, the kernel allows %u", k.name.c_str(), static_cast<unsigned long long>(items), k.max_workgroup);
-    const u32 lds = k.group_bytes + dynamic_lds, lds_limit = arch == Arch::gfx950 ? 160 * 1024 : 64 * 1024;
-    if (lds > lds_limit) fail("%s: %u bytes of LDS, a workgroup of %s has %u", k.name.c_str(), lds, arch_name(arch), lds_limit);
+    const u32 lds = k.group_bytes + dynamic_lds, lds_limit = a == Arch::gfx950 ? 160 * 1024 : 64 * 1024;
+    if (lds > lds_limit) fail("%s: %u bytes of LDS, a workgroup of %s has %u", k.name.c_str(), lds, arch_name(a), lds_limit);
     u32 implicit_end = 0;
     for (const KernelArg& a : k.args) implicit_end = std::max(implicit_end, a.offset + a.size);
     std::vector<u8> segment(std::max<std::size_t>({k.kernarg_bytes, implicit_end, explicit_args.size(), 8}), 0);
@@ -104,12 +106,20 @@ void Device::launch(Function* f, const u32 grid[3], const u32 block[3], u32 dyna
         fail("%s: %zu bytes of arguments, the kernel takes %u", k.name.c_str(), explicit_args.size(), expected);
     std::copy(explicit_args.begin(), explicit_args.end(), segment.begin());
     fill_hidden(segment, k, l.config);
-    std::vector<Row> aligned((segment.size() + sizeof(Row) - 1) / sizeof(Row));
-    std::memcpy(aligned.data(), segment.data(), segment.size());
+    // The dispatch packet (what a kernel may ask of it: block and grid sizes) stands 64 bytes before the arguments.
+    const u64 bytes = 64 + segment.size();
+    std::vector<Row> aligned((bytes + sizeof(Row) - 1) / sizeof(Row));
+    u8* const packet = reinterpret_cast<u8*>(aligned.data());
+    for (int i = 0; i < 3; ++i) {
+        const u16 group = static_cast<u16>(block[i]);
+        const u32 total_items = grid[i] * block[i];
+        std::memcpy(packet + 4 + 2 * i, &group, 2), std::memcpy(packet + 12 + 4 * i, &total_items, 4);
+    }
+    std::memcpy(packet + 64, segment.data(), segment.size());
 
-    l.program = f->module->program.get(), l.kernel = &k, l.module = f->module, l.memory = &memory, l.arch = arch;
-    l.kernarg = reinterpret_cast<u64>(aligned.data()), l.serial = ++launches, l.xcds = xcd_count();
-    memory.add(aligned.data(), segment.size(), "kernel arguments of " + k.name, false);
+    l.program = f->module->program.get(), l.kernel = &k, l.module = f->module, l.memory = &memory, l.arch = a;
+    l.kernarg = reinterpret_cast<u64>(packet) + 64, l.serial = ++launches, l.xcds = xcds ? xcds : a == Arch::gfx90a ? 1u : 8u;
+    memory.add(aligned.data(), bytes, "kernel arguments of " + k.name, false);
     struct Guard {
         Memory& m;
         const void* p;

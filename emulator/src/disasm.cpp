@@ -2,10 +2,12 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cstdlib>
 #include <filesystem>
 #include <sstream>
+#include <string_view>
 
 #include "error.hpp"
 
@@ -85,22 +87,22 @@ std::vector<Line> disassemble(const u8* elf, std::size_t bytes) {
 
     // "\tv_add_u32_e32 v4, s2, v0      // 000000001E68: 68080002"
     std::vector<Line> lines;
-    std::istringstream stream(text);
-    for (std::string line; std::getline(stream, line);) {
-        if (line.empty() || line[0] != '\t') continue;
-        const auto comment = line.find("// ");
-        if (comment == std::string::npos) continue;
+    lines.reserve(text.size() / 100);
+    for (std::size_t at = 0, end; at < text.size(); at = end + 1) {
+        end = std::min(text.find('\n', at), text.size());
+        if (text[at] != '\t') continue;
+        const std::string_view line(text.data() + at + 1, end - at - 1);
+        const auto comment = line.rfind("// ");
+        if (comment == line.npos) continue;
         Line out;
-        char* end = nullptr;
-        out.pc = std::strtoull(line.c_str() + comment + 3, &end, 16);
-        if (*end != ':') fail("disassembly line not understood: %s", line.c_str());
-        out.size = 0;
-        std::istringstream words(end + 1);
-        for (std::string word; words >> word && word[0] != '<';) out.size += 4;
-        const std::string body = trim(line.substr(1, comment - 1));
-        const auto space = body.find(' ');
-        out.mnemonic = body.substr(0, space);
-        out.operands = space == std::string::npos ? std::string() : trim(body.substr(space));
+        char* p = nullptr;
+        out.pc = std::strtoull(line.data() + comment + 3, &p, 16);
+        if (*p != ':') fail("disassembly line not understood: %s", std::string(line).c_str());
+        out.size = 0;  // eight hexadecimal digits a dword, then possibly <symbol+offset>
+        for (++p; *p == ' ' && p[1] != '<'; p += 9) out.size += 4;
+        const auto space = line.find(' ');
+        out.mnemonic = line.substr(0, space);
+        if (space < comment) out.operands = trim(std::string(line.substr(space, comment - space)));
         lines.push_back(std::move(out));
     }
     if (lines.empty()) fail("%s printed no instructions for this code object", tool.c_str());

@@ -28,6 +28,7 @@ struct LaunchConfig {
     u32 dynamic_lds = 0;
     u32 resident = 4;          // workgroups that make progress at the same time
     u64 quantum = 200000;      // instructions a wave may run before the others get their turn
+    u64 limit = 4000000000ull; // instructions of a launch before it counts as endless
     u64 seed = 0;              // 0: workgroups and waves in order; otherwise a shuffled order
 };
 

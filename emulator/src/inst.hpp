@@ -122,17 +122,32 @@ void add_vmem(OpTable&, Arch);
 void add_atomics(OpTable&, Arch);
 void add_smem(OpTable&);
 
-// Disassembles and decodes the text of a code object.
+// The text of a code object. Instructions are decoded when a kernel that contains them is first launched.
 struct CodeObject;
+struct Kernel;
+struct Line {
+    u64 pc;
+    u32 size;
+    std::string mnemonic, operands;
+};
 struct Program {
     Arch arch{};
-    std::vector<Inst> code;
+    std::vector<Line> lines;
+    std::vector<Inst> code;                 // one per line; fn is null until decoded
     std::unordered_map<u64, u32> index_of;  // pc -> index
-    std::vector<Row*> constants;
-    Program() = default;
+    std::unordered_map<u64, Row*> constants;
+
+    Program(Arch a, std::vector<Line> text);
     Program(const Program&) = delete;
     Program& operator=(const Program&) = delete;
     ~Program();
+    // Decodes [begin, end) and checks that it names no register beyond the kernel's allocation.
+    void prepare(const Kernel& k, u64 end);
+
+private:
+    Inst decode(const Line& line, u32 index);
+    void immediate(Operand& o, Ty ty, bool literal);
+    void check_allocation(const Kernel& k, const Inst& in) const;
 };
 
 }  // namespace petit_emu

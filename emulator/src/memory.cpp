@@ -149,6 +149,12 @@ void Coherence::arrive(const std::vector<u32>& ids) {
     }
 }
 
+void Coherence::arrive_all() {
+    std::vector<u32> ids;
+    for (; all_arrived_ < events_.size(); ++all_arrived_) ids.push_back(all_arrived_);
+    arrive(ids);
+}
+
 void Coherence::write_back(u32 xcd) {
     const u64 t = tick();
     for (u32 id : dirty_[xcd]) events_[id].written_back = t;

@@ -69,6 +69,7 @@ public:
     // Records the write and updates host memory. Returns through `ids` the events that the instruction's retirement completes.
     void write(Range& r, u64 address, u64 bytes, const u8* in, const Reader& writer, u64 serial, bool write_through, std::vector<u32>& ids);
     void arrive(const std::vector<u32>& ids);
+    void arrive_all();  // stores do not stay in flight for ever
     void write_back(u32 xcd);
     void invalidate(Cu& cu, u32 xcd, bool l2);
     bool touched(const Range& r, u64 address, u64 bytes) const;
@@ -87,6 +88,7 @@ private:
     std::vector<u64> l2_inv_;
     std::vector<std::vector<u32>> dirty_;
     u64 now_ = 1;
+    u32 all_arrived_ = 0;  // events before this one
     u64 last_line_ = ~0ull;
     Log* last_log_ = nullptr;
 };

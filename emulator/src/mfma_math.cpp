@@ -33,17 +33,20 @@ inline float join(double dot, int e_dot, float c, bool drop_far_c) {
     return static_cast<float>(sum * pow2(e_max - 32));
 }
 
-// Inf and NaN decide the result by themselves.
-float special_dot(const Tile& t, int i, int j, int k0, int k1, float c) {
-    double sum = 0;
-    for (int k = k0; k < k1; ++k) sum += double(t.a[i][k]) * double(t.b[k][j]);
-    return static_cast<float>(sum + c);
-}
-bool has_special(const Tile& t, int i, int j, int k0, int k1, float c) {
+// With an Inf or NaN about, or a product that overflows f32 (it becomes Inf), those decide the result by themselves.
+bool decided(const Tile& t, int i, int j, int k0, int k1, float c) {
     if (!std::isfinite(c)) return true;
     for (int k = k0; k < k1; ++k)
-        if (!std::isfinite(t.a[i][k]) || !std::isfinite(t.b[k][j])) return true;
+        if (!(std::fabs(double(t.a[i][k]) * double(t.b[k][j])) < 0x1p128)) return true;
     return false;
+}
+float decide(const Tile& t, int i, int j, int k0, int k1, float c) {
+    double sum = c;
+    for (int k = k0; k < k1; ++k) {
+        const double p = double(t.a[i][k]) * double(t.b[k][j]);
+        sum += std::fabs(p) >= 0x1p128 ? std::copysign(double(INFINITY), p) : p;
+    }
+    return static_cast<float>(sum);
 }
 
 // Sum over k0, k0+step, ... of products truncated toward zero at 24 bits below the largest exponent.
@@ -105,16 +108,9 @@ void mfma_cdna3(Tile& t, int product_fraction, int group) {
             truncated_sums(t, i, k0, k0 + group, 1, shift, sum, e_max);
             for (int j = 0; j < n; ++j) {
                 float& c = t.c[i][j];
-                if (t.special && has_special(t, i, j, k0, k0 + group, c)) c = special_dot(t, i, j, k0, k0 + group, c);
-                else if (e_max[j] > 125) {  // a product may overflow f32: it becomes Inf by itself
-                    bool overflow = false;
-                    for (int k = k0; k < k0 + group; ++k) overflow |= std::fabs(double(t.a[i][k]) * t.b[k][j]) >= 0x1p128;
-                    c = overflow ? [&] {
-                        float s = c;
-                        for (int k = k0; k < k0 + group; ++k) s += std::fabs(double(t.a[i][k]) * t.b[k][j]) >= 0x1p128 ? std::copysign(INFINITY, t.a[i][k] * t.b[k][j]) : 0.0f;
-                        return s;
-                    }() : join(sum[j], e_max[j], c, false);
-                } else c = join(sum[j], e_max[j], c, false);
+                const bool look = t.special || e_max[j] > 125 || !std::isfinite(c);
+                if (look && decided(t, i, j, k0, k0 + group, c)) c = decide(t, i, j, k0, k0 + group, c);
+                else c = join(sum[j], e_max[j], c, false);
             }
         }
     }
@@ -129,8 +125,8 @@ void mfma_cdna3_fp8(Tile& t, int product_fraction) {
             truncated_sums(t, i, k0 + 1, k0 + 16, 2, shift, odd, e_odd);
             for (int j = 0; j < n; ++j) {
                 float& c = t.c[i][j];
-                if (t.special && has_special(t, i, j, k0, k0 + 16, c)) {
-                    c = special_dot(t, i, j, k0, k0 + 16, c);
+                if ((t.special || !std::isfinite(c)) && decided(t, i, j, k0, k0 + 16, c)) {
+                    c = decide(t, i, j, k0, k0 + 16, c);
                     continue;
                 }
                 const int e = std::max(e_even[j], e_odd[j]);

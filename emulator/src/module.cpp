@@ -34,48 +34,24 @@ const OpTable& op_table(Arch arch) {
     return tables[static_cast<int>(arch)];
 }
 
-namespace {
-
-// A kernel may only name registers that its descriptor allocates.
-void check_allocation(const Program& program, const CodeObject& object) {
-    std::vector<const Kernel*> kernels;
-    for (const auto& [name, k] : object.kernels) kernels.push_back(&k);
-    std::sort(kernels.begin(), kernels.end(), [](auto* a, auto* b) { return a->entry < b->entry; });
-    for (std::size_t i = 0; i < kernels.size(); ++i) {
-        const Kernel& k = *kernels[i];
-        const u64 end = i + 1 < kernels.size() ? kernels[i + 1]->entry : object.text_end;
-        const u32 vgprs = k.accum_offset(), agprs = k.total_vgprs() > vgprs ? k.total_vgprs() - vgprs : 0;
-        for (const Inst& in : program.code) {
-            if (in.pc < k.entry || in.pc >= end || !in.fn) continue;
-            for (int o = 0; o < in.nops; ++o) {
-                const Operand& op = in.ops[o];
-                if (op.kind != Operand::vgpr) continue;
-                const bool acc = op.reg >= kAgprBase;
-                const u32 last = op.reg % kAgprBase + op.dwords - 1u, limit = acc ? agprs : vgprs;
-                if (last >= limit)
-                    fail("%s: pc 0x%llx '%s' names %c%u, but the kernel descriptor allocates %u", k.name.c_str(),
-                         static_cast<unsigned long long>(in.pc), in.text.c_str(), acc ? 'a' : 'v', last, limit);
-            }
-        }
-    }
+void Module::prepare(const Kernel& k) const {
+    u64 end = object.text_end;
+    for (const auto& [name, other] : object.kernels)
+        if (other.entry > k.entry) end = std::min(end, other.entry);
+    program->prepare(k, end);
 }
-
-}  // namespace
 
 std::unique_ptr<Module> Module::load(const u8* elf, std::size_t bytes) {
     static std::mutex lock;
-    static std::unordered_map<std::string, std::weak_ptr<const Program>> seen;  // same bytes, same program
-    static std::vector<std::shared_ptr<const Program>> recent;
+    static std::unordered_map<std::string, std::weak_ptr<Program>> seen;  // same bytes, same program
+    static std::vector<std::shared_ptr<Program>> recent;
     auto m = std::make_unique<Module>();
     m->object = CodeObject::parse(elf, bytes);
     const std::string key(reinterpret_cast<const char*>(elf), bytes);
     std::lock_guard guard(lock);
     if (auto it = seen.find(key); it != seen.end()) m->program = it->second.lock();
     if (!m->program) {
-        auto program = std::make_shared<Program>();
-        program->arch = arch_from_name(m->object.target);
-        decode(*program, disassemble(elf, bytes), m->object);
-        check_allocation(*program, m->object);
+        auto program = std::make_shared<Program>(arch_from_name(m->object.target), disassemble(elf, bytes));
         m->program = program;
         seen[key] = program;
         recent.push_back(program);

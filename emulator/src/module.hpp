@@ -10,10 +10,11 @@ namespace petit_emu {
 
 struct Module {
     CodeObject object;
-    std::shared_ptr<const Program> program;
+    std::shared_ptr<Program> program;
     std::unique_ptr<Row[]> storage;  // the image, aligned
     u8* base = nullptr;
 
+    void prepare(const Kernel& k) const;  // decodes a kernel before its first launch
     static std::unique_ptr<Module> load(const u8* elf, std::size_t bytes);
 };
 

@@ -1,4 +1,4 @@
-// Scalar memory. The scalar cache is not coherent with stores, so reading what this launch has written is an error.
+// Scalar memory. The scalar cache is not coherent with stores: it shows memory as it was when the launch began.
 #include "group.hpp"
 
 namespace petit_emu {
@@ -16,8 +16,7 @@ void scalar_load(Wave& w, const Inst& in, u64 address, u32 dwords, u64 limit) {
             if (!r)
                 w.die(format("scalar load of %u dwords at 0x%llx is outside every registered range (%s)", dwords, static_cast<unsigned long long>(address),
                              launch.memory->describe(at).c_str()));
-            if (launch.coherence->touched(*r, at, 4)) w.die(format("scalar load from %s, which this launch has written", r->name.c_str()));
-            std::memcpy(&x, reinterpret_cast<const void*>(at), 4);
+            launch.coherence->read(*r, at, 4, reinterpret_cast<u8*>(&x), Reader{~0ull, ~0u, ~0u}, Coherence::Cu{});
         }
         w.write_s(d + i, x);
     }

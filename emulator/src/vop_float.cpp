@@ -44,16 +44,20 @@ u32 med3_f32(u32 a, u32 b, u32 c) {
     return b32(max_ieee(x, y));
 }
 
-// Division helpers (AMD's div_scale / div_fmas / div_fixup sequence), on doubles or floats by the traits.
+// Division helpers (AMD's div_scale / div_fmas / div_fixup sequence), on doubles or floats by the traits. The ISA document is not
+// consistent here (v_div_fmas undoes 2^32 where v_div_scale applies 2^64, and a huge double denominator is scaled up); what stands
+// below is the reading under which the sequence divides correctly, which silicon does.
 struct F32 {
     using T = float;
-    static constexpr int far = 96, up = 64, small = 23, fmas = 32;
+    static constexpr int far = 96, up = 64, small = 23, bias = 127;
+    using Wider = double;
     static int exponent(float x) { return int(b32(x) >> 23 & 0xffu); }
     static constexpr int under = -150, top = 255;
 };
 struct F64 {
     using T = double;
-    static constexpr int far = 768, up = 128, small = 53, fmas = 64;
+    static constexpr int far = 768, up = 128, small = 53, bias = 1023;
+    using Wider = __float128;
     static int exponent(double x) { return int(b64(x) >> 52 & 0x7ffu); }
     static constexpr int under = -1075, top = 2047;
 };
@@ -67,10 +71,10 @@ T div_scale(T s0, T s1, T s2, bool& vcc) {  // s1 denominator, s2 numerator
         return s0 == s1 ? std::ldexp(s0, P::up) : s0;
     }
     if (denormal(s1)) return std::ldexp(s0, P::up);
-    const bool r1 = denormal(T(1) / s1), r2 = denormal(s2 / s1);
+    const bool r1 = sizeof(T) == 8 && denormal(T(1) / s1), r2 = denormal(s2 / s1);
     if (r1 && r2) {
         vcc = true;
-        return s0 == s1 ? std::ldexp(s0, P::up) : s0;
+        return s0 == s1 ? std::ldexp(s0, -P::up) : s0;
     }
     if (r1) return std::ldexp(s0, -P::up);
     if (r2) {
@@ -90,8 +94,20 @@ T div_fixup(T s0, T s1, T s2) {
     if (s1 == 0 || std::isinf(s2)) return sign(inf);
     if (std::isinf(s1) || s2 == 0) return sign(T(0));
     if (P::exponent(s2) - P::exponent(s1) < P::under) return sign(T(0));
-    if (P::exponent(s1) == P::top) return sign(inf);
+    if (P::exponent(s1) == P::top || std::isnan(s0)) return sign(inf);  // the iteration overflowed
     return negative ? -std::fabs(s0) : std::fabs(s0);
+}
+
+// fma, times 2^+-up where VCC says that div_scale scaled; rounded once.
+template <class P, class T = typename P::T>
+T div_fmas(T a, T b, T c, bool scaled) {
+    const T r = std::fma(a, b, c);
+    if (!scaled) return r;
+    const int by = P::exponent(c) > P::bias ? P::up : -P::up;
+    const T y = std::ldexp(r, by);
+    if (!(std::fabs(y) < std::numeric_limits<T>::min()) || r == 0) return y;
+    using W = typename P::Wider;
+    return static_cast<T>((static_cast<W>(a) * b + c) * static_cast<W>(std::ldexp(1.0, by)));
 }
 
 template <class P>
@@ -125,10 +141,7 @@ void v_div_fmas_f32(Wave& w, const Inst& in) {
     const u64 lanes = w.exec(), vcc = w.read_s64(kVcc);
     Row t0, t1, t2, out;
     const u32 *a = w.src(in, 1, t0, lanes), *b = w.src(in, 2, t1, lanes), *c = w.src(in, 3, t2, lanes);
-    for (int l = 0; l < kLanes; ++l) {
-        const float r = std::fma(f32(a[l]), f32(b[l]), f32(c[l]));
-        out.l[l] = b32(vcc >> l & 1 ? r * 0x1p32f : r);
-    }
+    for (int l = 0; l < kLanes; ++l) out.l[l] = b32(div_fmas<F32>(f32(a[l]), f32(b[l]), f32(c[l]), vcc >> l & 1));
     if (in.post) finish_valu(w, in, out, lanes);
     else store_row(w, in, out, lanes);
 }
@@ -136,10 +149,7 @@ void v_div_fmas_f64(Wave& w, const Inst& in) {
     const u64 lanes = w.exec(), vcc = w.read_s64(kVcc);
     Wide s[3], out;
     for (int k = 0; k < 3; ++k) read_wide(w, in, k + 1, s[k], lanes);
-    for (int l = 0; l < kLanes; ++l) {
-        const double r = std::fma(f64(s[0].l[l]), f64(s[1].l[l]), f64(s[2].l[l]));
-        out.l[l] = b64(vcc >> l & 1 ? r * 0x1p64 : r);
-    }
+    for (int l = 0; l < kLanes; ++l) out.l[l] = b64(div_fmas<F64>(f64(s[0].l[l]), f64(s[1].l[l]), f64(s[2].l[l]), vcc >> l & 1));
     write_wide(w, in, out, lanes);
 }
 

@@ -87,12 +87,13 @@ void packed_f32(Wave& w, const Inst& in) {
         w.mark(d + h, lanes);
     }
 }
-void v_pk_mov_b32(Wave& w, const Inst& in) {  // low result from source 0, high result from source 1
+// Low result from source 0, high result from source 1; op_sel (not op_sel_hi) names the half of each.
+void v_pk_mov_b32(Wave& w, const Inst& in) {
     const u64 lanes = w.exec();
     Row t[2], r[2];
     u64 valid[2];
     for (int h = 0; h < 2; ++h) {
-        const bool high = (h ? in.op_sel_hi : in.op_sel) >> h & 1;
+        const bool high = in.op_sel >> h & 1;
         const Operand& o = in.ops[1 + h];
         // A move: "not initialised" travels with the value.
         valid[h] = lanes;
