@@ -74,8 +74,5 @@ def build_device_code(out: Path, jobs: int) -> None:
             if "PETIT_CLANG" in os.environ:
                 raise
             print(f"petit: this build has no GPU kernels for {arch}: {error}", flush=True)
-    cache = os.environ.get("PETIT_DEVICE_CACHE") or Path(
-        os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "petit_plugin", "device"
-    )
     if archs:
-        build.build(out, tuple(archs), jobs, Path(cache))
+        build.build(out, tuple(archs), jobs)

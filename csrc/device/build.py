@@ -144,8 +144,15 @@ def build_one(arch: str, out: Path, cache: Path) -> str:
     return f"{target.name}: {how} with {compiler.version}"
 
 
+def default_cache() -> Path:
+    """Shared by every checkout and build of this user: $PETIT_DEVICE_CACHE or ~/.cache/petit_plugin/device."""
+    if chosen := os.environ.get("PETIT_DEVICE_CACHE"):
+        return Path(chosen)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "petit_plugin", "device")
+
+
 def build(out: Path, archs: tuple[str, ...] = ARCHS, jobs: int | None = None, cache: Path | None = None) -> None:
-    cache = cache or SOURCE.parents[1] / "build" / "device"
+    cache = cache or default_cache()
     with concurrent.futures.ThreadPoolExecutor(jobs or len(os.sched_getaffinity(0))) as pool:
         # The newest target has most kernels: start it first.
         for line in pool.map(lambda arch: build_one(arch, out, cache), sorted(archs, reverse=True)):
