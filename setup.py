@@ -1,7 +1,9 @@
-"""Builds the native module with CMake and puts both import packages into one distribution.
+"""Builds the native module with CMake and the GPU code objects, and puts the import packages into one distribution.
 
 Everything static is in pyproject.toml. Environment: PETIT_BUILD_DIR (where CMake works; default build/cmake-<python>),
-PETIT_CMAKE_ARGS (extra arguments, e.g. "-DCMAKE_CXX_COMPILER=clang++"), PETIT_BUILD_JOBS (default: all cores).
+PETIT_CMAKE_ARGS (extra arguments, e.g. "-DCMAKE_CXX_COMPILER=clang++"), PETIT_BUILD_JOBS (default: all cores),
+PETIT_DEVICE_ARCHS (targets to build GPU code for, comma separated; default: all), PETIT_CLANG (the compiler for them),
+PETIT_DEVICE_CACHE (where compiled GPU code is kept between builds; default ~/.cache/petit_plugin/device).
 """
 
 from __future__ import annotations
@@ -24,6 +26,10 @@ from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
 ROOT = Path(__file__).resolve().parent
+sys.path.insert(0, str(ROOT / "csrc"))
+from build_backend import build_device_code  # noqa: E402
+
+CODE_OBJECTS = Path("backends", "hip", "code_objects")  # in petit_plugin
 # The native module contains code of these projects, whose licences ask for their notice in binary distributions.
 BUNDLED = ("pybind11",)
 
@@ -98,12 +104,15 @@ class CMakeBuild(build_ext):
                 print("+", shlex.join(command), flush=True)
                 subprocess.run(command, check=True)
             replace(build / target.name, target)
+        build_device_code(target.parent / CODE_OBJECTS, int(jobs))
 
     def copy_extensions_to_source(self) -> None:
         build_py = self.get_finalized_command("build_py")
         for ext in self.extensions:
             inplace, built = self._get_inplace_equivalent(build_py, ext)
             replace(Path(built), ROOT / inplace)
+            for code in (Path(built).parent / CODE_OBJECTS).glob("*.co"):
+                replace(code, ROOT / Path(inplace).parent / CODE_OBJECTS / code.name)
 
 
 write_licences()

@@ -8,6 +8,7 @@ from petit_plugin._version import __version__
 _load.native()
 
 # The rest needs the native module, whose absence is reported above.
+from petit_plugin.backends.hip.emulation import emulated  # noqa: E402
 from petit_plugin.formats import quantize_mxfp4, quantize_nvfp4  # noqa: E402
 from petit_plugin.ops import fused_moe, linear  # noqa: E402
 from petit_plugin.packing import (  # noqa: E402
@@ -28,6 +29,7 @@ __all__ = [
     "PackedWeight",
     "UnpackedWeight",
     "__version__",
+    "emulated",
     "fused_moe",
     "linear",
     "pack_experts",

@@ -113,3 +113,116 @@ def fused_moe(
     threads: int,
     /,
 ) -> None: ...
+def hip_find_nan(
+    format: int, n: int, k: int, weight: int, weight_stride: int, scale: int, scale_stride: int, threads: int, /
+) -> tuple[int, int]: ...
+def hip_pack(
+    format: int,
+    target: int,
+    n: int,
+    k: int,
+    exact: bool,
+    weight: int,
+    weight_stride: int,
+    scale: int,
+    scale_stride: int,
+    out_weight: int,
+    out_scale: int,
+    row_exponent: int,
+    threads: int,
+    /,
+) -> bool: ...
+def hip_unpack(
+    format: int,
+    target: int,
+    n: int,
+    k: int,
+    exact: bool,
+    weight: int,
+    scale: int,
+    row_exponent: int,
+    out_weight: int,
+    out_scale: int,
+    threads: int,
+    /,
+) -> None: ...
+def hip_dequantize(
+    format: int,
+    target: int,
+    n: int,
+    k: int,
+    exact: bool,
+    weight: int,
+    scale: int,
+    row_scale: int,
+    row_exponent: int,
+    out: int,
+    out_type: int,
+    threads: int,
+    /,
+) -> None: ...
+
+class HipError(RuntimeError): ...
+
+class HipRuntime:
+    def __init__(self, path: str, /) -> None: ...
+    @property
+    def path(self) -> str: ...
+    @property
+    def device_count(self) -> int: ...
+    def arch(self, device: int, /) -> str: ...
+    def compute_units(self, device: int, /) -> int: ...
+
+class DeviceCode:
+    def __init__(self, runtime: HipRuntime, device: int, image: bytes, name: str, /) -> None: ...
+    def unload(self) -> None: ...
+    def function(self, kernel: str, /) -> None: ...
+    def dequantize(
+        self, kernel: str, weight: int, scale: int, out: int, n_begin: int, rows: int, k: int, stream: int, /
+    ) -> None: ...
+    def finish(
+        self,
+        kernel: str,
+        sum: int,
+        row_scale: int,
+        row_exponent: int,
+        bias: int,
+        bias_f32: bool,
+        y: int,
+        y_stride: int,
+        n: int,
+        m: int,
+        stream: int,
+        /,
+    ) -> None: ...
+
+class LinearPlan:
+    def __init__(
+        self,
+        code: DeviceCode,
+        convert: str,
+        gemm: str,
+        shape: str,
+        n_k_m: tuple[int, int, int],
+        grid: tuple[int, int, int, int, int, int],
+        slices: int,
+        offsets: tuple[int, int, int, int, int],
+        /,
+    ) -> None: ...
+    def run(
+        self,
+        x: int,
+        x_stride_bytes: int,
+        weight: int,
+        scale: int,
+        row_scale: int,
+        row_exponent: int,
+        bias: int,
+        bias_f32: bool,
+        y: int,
+        y_stride: int,
+        workspace: int,
+        stream: int,
+        /,
+    ) -> None: ...
+    def convert(self, x: int, x_stride_bytes: int, workspace: int, stream: int, /) -> None: ...

@@ -97,6 +97,7 @@ PYBIND11_MODULE(_native, m) {
     m.attr("compiler") = PETIT_COMPILER;
     petit::bindings::bind_packing(m);
     petit::bindings::bind_gemm(m);
+    petit::bindings::bind_hip(m);
 #ifdef PETIT_HAVE_MOE
     petit::bindings::bind_moe(m);
 #endif

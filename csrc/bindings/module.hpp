@@ -26,6 +26,7 @@ inline cpu::WeightView weight_view(int format, int64_t n, int64_t k, uintptr_t w
             exact};
 }
 
+void bind_hip(py::module_& m);
 void bind_moe(py::module_& m);  // moe.cpp; present when the build finds that file
 
 }  // namespace petit::bindings

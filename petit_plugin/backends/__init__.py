@@ -13,6 +13,10 @@ import torch
 
 from petit_plugin._types import CheckpointTensors, PackedMeta
 from petit_plugin.backends.cpu import CpuBackend
+from petit_plugin.backends.hip import device as hip_device
+from petit_plugin.backends.hip import emulation
+from petit_plugin.backends.hip.backend import ARCHS as HIP_ARCHS
+from petit_plugin.backends.hip.backend import HipBackend
 
 Layout = dict[str, tuple[tuple[int, ...], torch.dtype]]
 
@@ -55,7 +59,8 @@ class Backend(Protocol):
         """x [..., k] -> [..., n], contiguous."""
 
 
-_BACKENDS: dict[str, Backend] = {"cpu": CpuBackend()}
+_HIP = HipBackend()
+_BACKENDS: dict[str, Backend] = {"cpu": CpuBackend(), **dict.fromkeys(HIP_ARCHS, _HIP)}
 
 
 def backend_for(arch: str) -> Backend:
@@ -69,5 +74,8 @@ def backend_for(arch: str) -> Backend:
 def default_arch(device: torch.device) -> str:
     """The arch a weight on `device` is packed for when none is given."""
     if device.type == "cpu":
-        return "cpu"
+        emulator = emulation.current()
+        return hip_device.variant(emulator.arch) if emulator else "cpu"
+    if device.type == "cuda":
+        return hip_device.arch_name(device)
     raise ValueError(f"no backend for tensors on {device}; move them to the CPU or pass arch=")

@@ -103,3 +103,42 @@ def verify(model: Model, as_json: Json = False) -> None:
 
     with output.reported():
         verify.run(model, as_json)
+
+
+Arch = Annotated[str | None, typer.Option("--arch", help="gfx90a, gfx942 or gfx950; bench and tune emulate it.")]
+OneFormat = Annotated[Format | None, typer.Option("--format", "-f", help="Only this format.")]
+Rows = Annotated[list[int] | None, typer.Option("--rows", "-m", help="Rows of activations; may be repeated.")]
+
+
+@app.command()
+def isa(arch: Arch = None, as_json: Json = False) -> None:
+    """What the compiled GPU kernels contain: registers, LDS, occupancy, instructions per 8 weights."""
+    from petit_plugin.cli import isa, output
+
+    with output.reported():
+        isa.run(arch, as_json)
+
+
+@app.command()
+def bench(arch: Arch = None, format: OneFormat = None, rows: Rows = None, as_json: Json = False) -> None:
+    """Linear layers of Llama-3.3-70B: timed on this GPU, or counted on the emulator and modelled for each chip."""
+    from petit_plugin.cli import bench, output
+
+    with output.reported():
+        bench.run(arch, None if format is None else format.value, rows or [], as_json)
+
+
+@app.command()
+def tune(
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="Solution file to write.")] = None,
+    arch: Arch = None,
+    format: OneFormat = None,
+    shape: Annotated[list[str] | None, typer.Option("--shape", help="N,K; may be repeated.")] = None,
+    rows: Rows = None,
+    show: Annotated[bool, typer.Option("--show", help="Print the table in use and stop.")] = False,
+) -> None:
+    """Choose the kernel and grid for each shape, by time on this GPU or by the emulator's model, into a file."""
+    from petit_plugin.cli import output, tune
+
+    with output.reported():
+        tune.run(out, arch, None if format is None else format.value, shape or [], rows or [], show)

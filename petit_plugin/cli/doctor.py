@@ -19,7 +19,6 @@ FRAMEWORKS: dict[str, dict[str, Any]] = {
     },
     "sglang": {"packages": ("sglang",), "group": "sglang.srt.plugins", "tested": None, "filter": "SGLANG_PLUGINS"},
 }
-GPU_REASON = "the CDNA kernels are not part of this version"
 
 
 def _python() -> dict[str, Any]:
@@ -53,6 +52,40 @@ def _native() -> dict[str, Any]:
         }
     except (ImportError, RuntimeError, ValueError) as error:
         return {"ok": False, "reason": str(error)}
+
+
+def _device_code() -> dict[str, Any]:
+    """The GPU kernels of this build."""
+    from petit_plugin.backends.hip import solutions
+    from petit_plugin.backends.hip.device import CODE_OBJECTS
+
+    built = [arch for arch in solutions.ARCHS if (CODE_OBJECTS / f"petit_{arch}.co").exists()]
+    missing = [arch for arch in solutions.ARCHS if arch not in built]
+    reason = ""
+    if missing:
+        reason = (
+            f"no kernels for {', '.join(missing)}: no compiler for them was found when this was installed; install "
+            f"clang >= 20 or ziglang, then petit-plugin again"
+        )
+    return {"ok": not missing, "built": built, "reason": reason}
+
+
+def _gpu(gpu: dict[str, Any], code: dict[str, Any]) -> dict[str, Any]:
+    """Whether a weight on this GPU can be multiplied, and why not."""
+    import torch
+
+    from petit_plugin.backends.hip import solutions
+
+    arch, reason = gpu["arch"], ""
+    if arch not in solutions.ARCHS:
+        reason = f"there are kernels for {', '.join(solutions.ARCHS)} only"
+    elif arch not in code["built"]:
+        reason = "this build has no kernels for it"
+    elif torch.version.hip is None:
+        reason = "torch is no ROCm build"
+    elif not torch.cuda.is_available():
+        reason = "torch sees no GPU"
+    return gpu | {"ok": not reason, "reason": reason}
 
 
 def _in_range(version: str, tested: tuple[tuple[int, int], tuple[int, int]]) -> bool:
@@ -92,7 +125,8 @@ def report() -> dict[str, Any]:
     torch_info = _torch()  # first: it maps the OpenMP runtime that the kernels use
     native = _native()
     runtimes = machine.openmp_runtimes()
-    gpus = machine.amd_gpus()
+    code = _device_code()
+    gpus = [_gpu(gpu, code) for gpu in machine.amd_gpus()]
     return {
         "schema": 1,
         "ok": native["ok"] and len(runtimes) < 2,
@@ -108,7 +142,13 @@ def report() -> dict[str, Any]:
             else "",
         },
         "gpus": gpus,
-        "gpu": {"ok": False, "reason": GPU_REASON if gpus else "no AMD GPU is visible in /sys/class/kfd"},
+        "gpu": {
+            "ok": any(gpu["ok"] for gpu in gpus),
+            "reason": "; ".join(gpu["reason"] for gpu in gpus if gpu["reason"])
+            if gpus
+            else "no AMD GPU is visible in /sys/class/kfd",
+        },
+        "gpu_code": code,
         "frameworks": {name: _framework(name) for name in FRAMEWORKS},
     }
 
@@ -147,10 +187,11 @@ def print_text(found: dict[str, Any]) -> None:
         line(False, "native", native["reason"])
     openmp = found["openmp"]
     line(openmp["ok"], "OpenMP", ", ".join(openmp["runtimes"]) + (f": {openmp['reason']}" if openmp["reason"] else ""))
+    code = found["gpu_code"]
+    line(code["ok"], "GPU code", "; ".join(t for t in (", ".join(code["built"]), code["reason"]) if t))
     for gpu in found["gpus"]:
-        line(
-            False, "GPU", f"{gpu['arch']}, {gpu['compute_units']} CUs, {output.size(gpu['memory_bytes'])}: {GPU_REASON}"
-        )
+        text = f"{gpu['arch']}, {gpu['compute_units']} CUs, {output.size(gpu['memory_bytes'])}"
+        line(gpu["ok"], "GPU", f"{text}: {gpu['reason']}" if gpu["reason"] else text)
     if not found["gpus"]:
         line(False, "GPU", found["gpu"]["reason"])
     for name, state in found["frameworks"].items():

@@ -64,8 +64,11 @@ def test_gpus_from_sysfs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     gpus = machine.amd_gpus()
     assert [(g["arch"], g["compute_units"]) for g in gpus] == [("gfx942", 304), ("gfx90a", 110), ("gfx950", 256)]
     assert gpus[0]["memory_bytes"] == 206_141_652_992
+    monkeypatch.setattr(doctor, "_device_code", lambda: {"ok": False, "built": ["gfx942"], "reason": "no gfx950"})
     text = petit("doctor").out
-    assert "gfx942, 304 CUs, 206.1 GB: " in text and doctor.GPU_REASON in text
+    assert "gfx942; no gfx950" in text
+    assert "gfx942, 304 CUs, 206.1 GB: torch is no ROCm build" in text
+    assert "gfx90a, 110 CUs, 0 B: this build has no kernels for it" in text
 
 
 def test_no_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
