@@ -6,13 +6,14 @@ import contextlib
 import fcntl
 import hashlib
 import os
+import re
 import shutil
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 SOURCE = Path(__file__).resolve().parent / "src"
-# -ffp-contract=off and -frounding-math: a product and a sum must stay two roundings, and the rounding mode is set at run time.
+# -ffp-contract=off and -frounding-math: a product and a sum stay two roundings, and the rounding mode changes at run time.
 FLAGS = [
     "-std=c++20",
     "-O3",
@@ -66,16 +67,28 @@ def library() -> Path:
     return target
 
 
+def object_key(source: Path, cxx: str) -> str:
+    """Hash of the compiler, the flags, a source and every header of ours that it includes, directly or not."""
+    seen: dict[str, bytes] = {}
+    todo = [source]
+    while todo:
+        path = todo.pop()
+        if path.name in seen or not path.exists():
+            continue
+        seen[path.name] = path.read_bytes()
+        todo += [SOURCE / name for name in re.findall(r'^#include "([^"]+)"', path.read_text(), re.MULTILINE)]
+    digest = hashlib.sha256(" ".join([cxx, *FLAGS]).encode())
+    for name in sorted(seen):
+        digest.update(name.encode() + seen[name])
+    return digest.hexdigest()[:24]
+
+
 def _compile(cxx: str, sources: list[Path], home: Path, target: Path) -> None:
-    headers = hashlib.sha256(
-        b"".join(f.read_bytes() for f in sorted(SOURCE.glob("*.hpp"))) + " ".join([cxx, *FLAGS]).encode()
-    ).hexdigest()[:16]
     objects = cache_dir() / "objects"
     objects.mkdir(exist_ok=True)
 
     def one(source: Path) -> Path:
-        key = hashlib.sha256(source.read_bytes()).hexdigest()[:16]
-        out = objects / f"{source.stem}-{headers}-{key}.o"
+        out = objects / f"{source.stem}-{object_key(source, cxx)}.o"
         if not out.exists():
             part = out.with_suffix(f".{os.getpid()}.tmp")
             run([cxx, *FLAGS, "-c", str(source), "-o", str(part)])

@@ -1,3 +1,4 @@
+# ruff: noqa: E501  (kernel and assembly text)
 """Small kernels for the tests: HIP source or assembly text to a code object, cached by content."""
 
 from __future__ import annotations

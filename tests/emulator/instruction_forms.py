@@ -1,3 +1,4 @@
+# ruff: noqa: E501  (kernel and assembly text)
 """Assembly forms of the vector and scalar instructions of the oracle's table, with the width of every operand."""
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ def forms(operands: dict[Any, dict[str, Any]], pcode: dict[Any, str]) -> list[Fo
                     parts.append("vcc")
             elif kind == "VOP2Op" and name.startswith("v_cndmask"):
                 parts.append("vcc")
-            elif name.startswith("v_cndmask") or name.startswith("v_cmp"):
+            elif name.startswith(("v_cndmask", "v_cmp")):
                 continue
             out.append(Form(name, f"{name} {', '.join(parts)}", widths, width, False, mask, text, float_bits))
         elif kind == "VOP3SDOp":

@@ -161,7 +161,7 @@ class Machine:
         return self.tokens[self.at + ahead] if self.at + ahead < len(self.tokens) else ("end", "")
 
     def take(self, value: str | None = None) -> str:
-        kind, text = self.peek()
+        _kind, text = self.peek()
         if value is not None and text != value:
             raise Unsupported(f"expected {value}, found {text}")
         self.at += 1
@@ -416,7 +416,7 @@ class Machine:
         return V(wide.kind, wide.width, encode(exact, wide.type, zero_sign))
 
     def unary(self) -> V:
-        kind, text = self.peek()
+        _kind, text = self.peek()
         if text in ("-", "+", "!", "~"):
             self.take()
             v = self.unary()

@@ -7,9 +7,9 @@ import struct
 
 import numpy as np
 import pytest
+from device_code import hip
 
 import emulator
-from device_code import hip
 
 SOURCE = """
 extern "C" __global__ void axpy(const float* x, float* y, float a, int n) {

@@ -1,12 +1,13 @@
+# ruff: noqa: E501  (kernel and assembly text)
 """Whole compiled HIP kernels: arithmetic libraries, atomics, grids, LDS, and what the counters say about them."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
+from device_code import ARCHS, hip
 
 import emulator
-from device_code import ARCHS, hip
 
 
 @pytest.mark.parametrize("arch", ARCHS)

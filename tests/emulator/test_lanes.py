@@ -1,3 +1,4 @@
+# ruff: noqa: E501  (kernel and assembly text)
 """What the pseudocode oracle cannot do, against NumPy: lane crossing, DPP, SDWA, byte instructions, carries, mini floats."""
 
 from __future__ import annotations
@@ -7,9 +8,9 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+from device_code import ARCHS, assemble
 
 import emulator
-from device_code import ARCHS, assemble
 
 LANE = np.arange(64)
 LOAD = """
@@ -54,6 +55,55 @@ def test_byte_permute(words: np.ndarray, rng: np.random.Generator) -> None:
     words[:, 4] = 0x06010502
     want = np.take_along_axis(table, words[:, 4:5].view(np.uint8).astype(np.int64), axis=1).copy().view(np.uint32)[:, 0]
     assert (run("  s_mov_b32 s20, 0x06010502\n  v_perm_b32 v16, v10, v12, s20", words)[:, 0] == want).all()
+
+
+def test_three_input_logic(words: np.ndarray, rng: np.random.Generator) -> None:
+    a, b, c = (words[:, k] for k in (0, 2, 4))
+    for table in rng.integers(0, 256, 3):
+        want = np.zeros(64, np.uint32)
+        for row in range(8):
+            if table >> row & 1:
+                want |= (a if row & 4 else ~a) & (b if row & 2 else ~b) & (c if row & 1 else ~c)
+        text = (
+            f"  v_bitop3_b32 v16, v10, v12, v14 bitop3:{table:#x}\n  v_bitop3_b16 v17, v10, v12, v14 bitop3:{table:#x}"
+        )
+        out = run(text, words, "gfx950")
+        assert (out[:, 0] == want).all()
+        assert (out[:, 1] & 0xFFFF == want & 0xFFFF).all()
+
+
+def test_rounding_to_integers(words: np.ndarray, rng: np.random.Generator) -> None:
+    x = np.concatenate([np.arange(-16, 16) / 2, rng.standard_normal(32) * 10.0 ** rng.integers(0, 9, 32)]).astype(
+        np.float32
+    )
+    words[:, 0] = x.view(np.uint32)
+    words[:, 2] = x.astype(np.float16).view(np.uint16)
+    out = run("  v_rndne_f32_e32 v16, v10\n  v_rndne_f16_e32 v17, v12", words)
+    assert (out[:, 0] == np.rint(x).view(np.uint32)).all()
+    half = out[:, 1].astype(np.uint16).view(np.float16)
+    assert np.array_equal(half, np.rint(x.astype(np.float16)), equal_nan=True)
+
+
+def test_scalar_immediates() -> None:
+    body = "  s_movk_i32 s20, 0x8001\n  s_movk_i32 s21, 0x64\n  s_addk_i32 s21, 0xfff0\n  s_mulk_i32 s20, 3\n"
+    body += (
+        "  s_cmpk_lt_u32 s21, 0x55\n  s_cselect_b32 s22, 1, 0\n  s_cmpk_gt_i32 s20, 0xfffe\n  s_cselect_b32 s23, 1, 0\n"
+    )
+    moves = "".join(f"  v_mov_b32_e32 v{16 + i}, s{20 + i}\n" for i in range(4))
+    out = run(body + moves, np.zeros((64, 8), np.uint32))
+    assert (out == np.array([(-32767 * 3) & 0xFFFFFFFF, 84, 1, 0], np.uint32)).all()
+
+
+def test_accumulator_registers(words: np.ndarray) -> None:
+    body = "  v_accvgpr_write_b32 a3, v10\n  v_accvgpr_write_b32 a4, 7\n  s_nop 2\n"
+    out = run(body + "  v_accvgpr_read_b32 v16, a3\n  v_accvgpr_read_b32 v17, a4", words)
+    assert (out[:, 0] == words[:, 0]).all() and (out[:, 1] == 7).all()
+
+
+def test_compare_and_set_exec(words: np.ndarray) -> None:
+    body = "  v_cmpx_lt_u32_e32 vcc, v10, v12\n  v_mov_b32_e32 v16, 5\n  s_mov_b64 exec, -1"
+    out = run(body, words)
+    assert (out[:, 0] == np.where(words[:, 0] < words[:, 2], 5, words[:, 6])).all()
 
 
 def test_byte_sums(words: np.ndarray) -> None:

@@ -1,3 +1,4 @@
+# ruff: noqa: E501  (kernel and assembly text)
 """Matrix instructions: bit for bit against mmasim on gfx90a and gfx942, against float64 on gfx950."""
 
 from __future__ import annotations
@@ -8,10 +9,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 import torch
+from device_code import assemble
 from mmasim.amd import MFMA
 
 import emulator
-from device_code import assemble
 
 TYPES = {
     "f16": (torch.float16, 16),
@@ -202,22 +203,15 @@ def test_f8f6f4_against_float64(kinds: tuple[str, str], scaled: bool, rows: int,
         for side, byte in ((0, 2), (1, 1)):
             words[side] = rng.integers(0, 1 << 32, 64, dtype=np.uint64).astype(np.uint32) & ~np.uint32(0xFF << 8 * byte)
             words[side] |= scales[side].T.reshape(-1).astype(np.uint32) << np.uint32(8 * byte)
-        d[:, 14:] = words.T if rows == 16 else d[:, 14:]
         text = body(
             shape, 8, 4 if rows == 16 else 16, more=", v56, v57 op_sel:[0,1,0] op_sel_hi:[1,0,0]" + suffix
         ).replace("v_mfma_f32", "v_mfma_scale_f32")
         extra = words
     else:
         text, extra = body(shape, 8, 4 if rows == 16 else 16, more=suffix), np.zeros((2, 64), np.uint32)
-    for side, letter in ((0, "v[8:15]"), (1, "v[16:23]")):
-        text = (
-            text.replace(
-                f"{letter},",
-                f"{letter[:-3] if side == 0 else letter[:-3]}{(8 if side == 0 else 16) + registers[side] - 1}],",
-            )
-            if registers[side] == 4
-            else text
-        )
+    for first, count in zip((8, 16), registers, strict=True):
+        if count == 4:  # FP4: half the registers
+            text = text.replace(f"v[{first}:{first + 7}],", f"v[{first}:{first + 3}],")
     # The scales lie behind B: 64 lanes of 32 bytes, then two dwords a lane.
     b_and_scales = np.concatenate([raw[1].reshape(-1), extra.T.reshape(-1).view(np.uint8)]) if scaled else raw[1]
     if scaled:

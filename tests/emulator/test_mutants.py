@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
+from device_code import ARCHS, hip
 
 import emulator
-from device_code import ARCHS, hip
 
 STAGED = """
 extern "C" __global__ void staged(const float* x, float* y, int rounds) {

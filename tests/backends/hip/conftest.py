@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 import torch
@@ -19,24 +18,19 @@ from petit_plugin.backends.hip.emulation import EmulatedDevice
 ROOT = Path(__file__).resolve().parents[3]
 
 
-def _device_build() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("petit_device_build", ROOT / "csrc" / "device" / "build.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
-
-
 @pytest.fixture(scope="session")
 def code_objects() -> Path:
-    build = _device_build()
+    """Where the code objects are. PETIT_DEVICE_ARCHS="" tests those of the installation as they are."""
+    sys.path.insert(0, str(ROOT / "csrc"))
+    backend = importlib.import_module("build_backend")
+    sys.path.remove(str(ROOT / "csrc"))
+    build = backend.device_build()
     try:
-        for arch in build.ARCHS:
+        for arch in backend.device_archs(build):
             build.find_compiler(arch)
     except RuntimeError as error:
         pytest.skip(str(error))
-    build.build(hip_device.CODE_OBJECTS, jobs=2)
+    backend.build_device_code(hip_device.CODE_OBJECTS, 2)
     return hip_device.CODE_OBJECTS
 
 
