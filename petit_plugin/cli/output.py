@@ -10,13 +10,17 @@ import os
 import re
 import signal
 import sys
+import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any, NoReturn
 
 import typer
 from rich.console import Console
+
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class UsageError(Exception):
@@ -46,6 +50,27 @@ def print_json(value: Any) -> None:
 
 
 @contextmanager
+def signals_held() -> Iterator[None]:
+    """Signals that end the command wait until the block is left. For steps that belong together."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # Python runs signal handlers in the main thread only
+        return
+    # Masks would not do: another thread would take the signal, and its handler would still run in this one.
+    came: list[int] = []
+    previous = {s: signal.getsignal(s) for s in SIGNALS}
+    for number, handler in previous.items():
+        if handler is not signal.SIG_IGN:
+            signal.signal(number, lambda signum, frame: came.append(signum))
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+        if came:
+            signal.raise_signal(came[0])
+
+
+@contextmanager
 def reported() -> Iterator[None]:
     """Turn expected errors into one sentence and an exit code; a signal ends the command cleanly."""
     from petit_plugin.checkpoints import BrokenCheckpointError, UnsupportedCheckpointError
@@ -53,7 +78,10 @@ def reported() -> Iterator[None]:
     def stop(signum: int, frame: FrameType | None) -> NoReturn:
         raise KeyboardInterrupt
 
-    previous = signal.signal(signal.SIGTERM, stop)
+    # What is ignored stays ignored (nohup); SIGINT is KeyboardInterrupt already.
+    previous = {s: h for s in (signal.SIGTERM, signal.SIGHUP) if (h := signal.getsignal(s)) is not signal.SIG_IGN}
+    for number in previous:
+        signal.signal(number, stop)
     try:
         yield
     except UsageError as error:
@@ -63,7 +91,8 @@ def reported() -> Iterator[None]:
         say(f"error: {error}")
         raise typer.Exit(1) from None
     except KeyboardInterrupt:
-        say("interrupted")
+        with suppress(OSError):  # after SIGHUP the terminal is gone
+            say("interrupted")
         raise typer.Exit(1) from None
     except BrokenPipeError:  # the reader of our output has gone
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -72,7 +101,8 @@ def reported() -> Iterator[None]:
         say(f"error: {error.filename or 'file system'}: {error.strerror or error}")
         raise typer.Exit(1) from None
     finally:
-        signal.signal(signal.SIGTERM, previous)
+        for number, handler in previous.items():
+            signal.signal(number, handler)
 
 
 def size(nbytes: float) -> str:

@@ -199,25 +199,50 @@ def copy_side_files(model: Path, out: Path) -> list[str]:
 
 @contextmanager
 def atomic_directory(out: Path, force: bool) -> Iterator[Path]:
-    """A directory beside `out` to fill; it becomes `out` if the block ends well and vanishes if it does not."""
+    """A directory beside `out` to fill; it becomes `out` if the block ends well and vanishes if it does not.
+
+    With `force` it replaces `out`: whatever happens, `out` is afterwards the complete old or the complete new one.
+    """
     temporary = Path(tempfile.mkdtemp(prefix=f".{out.name}.partial-", dir=out.parent))
     try:
         yield temporary
         temporary.chmod(0o777 & ~_umask())
-        if force and out.exists():
-            old = Path(tempfile.mkdtemp(prefix=f".{out.name}.old-", dir=out.parent))
-            os.rename(out, old / "old")
-            try:
+        _sync(*temporary.iterdir(), temporary)
+        with output.signals_held():
+            if force and out.exists():
+                _replace(temporary, out)
+            else:
                 os.rename(temporary, out)
-            except OSError:
-                os.rename(old / "old", out)
-                raise
-            finally:
-                shutil.rmtree(old, ignore_errors=True)
-        else:
-            os.rename(temporary, out)
+            _sync(out.parent)
     finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+        with output.signals_held():
+            shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _replace(temporary: Path, out: Path) -> None:
+    """Rename `temporary` to `out`, which exists and is deleted once that is done."""
+    aside = Path(tempfile.mkdtemp(prefix=f".{out.name}.old-", dir=out.parent))
+    old = aside / out.name
+    try:
+        os.rename(out, old)
+        os.rename(temporary, out)
+    finally:
+        if not os.path.lexists(out):
+            try:
+                os.rename(old, out)
+            except OSError as error:
+                raise CheckFailed(f"{out} could not be put back ({error.strerror}): it is now {old}") from error
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+def _sync(*paths: Path) -> None:
+    """Wait until files and directory entries are on the disk, so that the rename is not there before them."""
+    for path in paths:
+        handle = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
 
 
 def _umask() -> int:

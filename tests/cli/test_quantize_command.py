@@ -271,6 +271,7 @@ def test_too_little_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 _SIGNALLED = """
 import os, signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a test run in the background inherits "ignore"
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 from petit_plugin.checkpoints.safetensors_writer import SafetensorsWriter
 write, calls = SafetensorsWriter.write, 0
 def counted(self, *args):
@@ -286,7 +287,7 @@ main()
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_leaves_nothing_behind(number: signal.Signals, tmp_path: Path) -> None:
     work = tmp_path / "work"
     write_model(work / "in")

@@ -298,7 +298,7 @@ def test_kv_scales_reach_the_attention_layer() -> None:
     method.create_weights(layer)
     for name, value in (("k_scale", 0.031), ("v_scale", 0.0079)):
         parameter = getattr(layer, name)
-        parameter.weight_loader(parameter, torch.tensor(value))
+        parameter.weight_loader(parameter, torch.tensor(value, dtype=torch.float32))
     method.process_weights_after_loading(layer)
     assert layer._k_scale_float == pytest.approx(0.031)
     assert layer._v_scale_float == pytest.approx(0.0079)

@@ -86,10 +86,10 @@ def test_without_the_plugin_vllm_takes_its_own_method(checkpoint: Any, tmp_path:
 
 
 def test_again_is_harmless() -> None:
+    petit_vllm.register()
     from vllm.model_executor.layers import quantization
     from vllm.transformers_utils.model_arch_config_convertor import ModelArchConfigConvertorBase as Convertor
 
-    petit_vllm.register()
     methods, wrapped = list(quantization.QUANTIZATION_METHODS), Convertor._normalize_quantization_config
     handlers = list(logging.getLogger("petit_plugin").handlers)
     petit_vllm.register()
