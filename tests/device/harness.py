@@ -89,7 +89,9 @@ class Machine:
     def close(self) -> None:
         self.module.unload()
 
-    def launch(self, name: str, grid: tuple[int, int], threads: int, args: ctypes.Structure, reads: list, writes: list) -> None:
+    def launch(
+        self, name: str, grid: tuple[int, int], threads: int, args: ctypes.Structure, reads: list, writes: list
+    ) -> None:
         device = emulator.get()
         with device.registered(*reads, writable=False), device.registered(*writes):
             self.module.kernel(name).launch(grid=(*grid, 1), block=(threads, 1, 1), args=[bytes(args)])
@@ -153,7 +155,9 @@ class Machine:
         """Rows of the weight in the dtype, before row scales."""
         meta, t = w.meta, w.tensors
         out = poisoned(rows, meta.k, dtype=dtype)
-        args = DequantizeArgs(t["weight"].data_ptr(), t["scale"].data_ptr(), out.data_ptr(), n_begin, rows, meta.k, -(-meta.k // 128))
+        args = DequantizeArgs(
+            t["weight"].data_ptr(), t["scale"].data_ptr(), out.data_ptr(), n_begin, rows, meta.k, -(-meta.k // 128)
+        )
         mask = "_mask" if meta.arch.endswith("-mask") else ""
         name = f"petit_dequantize_{meta.format}_{NAMES[dtype]}{mask}"
         grid = (-(-args.k_tiles // 4), -(-rows // 64))
@@ -175,7 +179,9 @@ class Machine:
         return y[:, :n].clone()
 
 
-def random_packed(rng: np.random.Generator, fmt: str, n: int, k: int, arch: str, scales: object = None) -> tuple[Packed, F64]:
+def random_packed(
+    rng: np.random.Generator, fmt: str, n: int, k: int, arch: str, scales: object = None
+) -> tuple[Packed, F64]:
     """A random checkpoint, packed, and its exact values."""
     c = random_checkpoint(rng, fmt, n, k, scales=scales)
     return pack_checkpoint(c, arch), c.values

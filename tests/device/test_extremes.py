@@ -10,7 +10,10 @@ from fixtures import oracle
 from numerics import Checkpoint, assert_close, random_activations, reference
 
 DTYPES = (torch.bfloat16, torch.float16)
-MAGNITUDES = {torch.bfloat16: (1.0, 2.0**-133, 2.0**-126, 2.0**-60, 2.0**100), torch.float16: (1.0, 2.0**-24, 2.0**-14, 60000.0)}
+MAGNITUDES = {
+    torch.bfloat16: (1.0, 2.0**-133, 2.0**-126, 2.0**-60, 2.0**100),
+    torch.float16: (1.0, 2.0**-24, 2.0**-14, 60000.0),
+}
 
 
 def all_codes(fmt, scales):
@@ -37,7 +40,11 @@ def test_one_hot_over_every_code_and_scale(machine, fmt, dtype, mixed, rng):
     if mixed:
         scale = c.scale.copy()
         rng.shuffle(scale[:, 1])
-        values = oracle.dequantize_nvfp4(c.weight, scale, c.global_scale) if fmt == "nvfp4" else oracle.dequantize_mxfp4(c.weight, scale)
+        values = (
+            oracle.dequantize_nvfp4(c.weight, scale, c.global_scale)
+            if fmt == "nvfp4"
+            else oracle.dequantize_mxfp4(c.weight, scale)
+        )
         c = c._replace(scale=scale, values=values)
     w = pack_checkpoint(c, machine.arch)
     k = c.values.shape[1]

@@ -56,7 +56,9 @@ def test_scale_dwords_decode_with_two_masks(rng):
 
 
 @pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize(("fmt", "n", "k"), [("nvfp4", 5, 112), ("nvfp4", 130, 640), ("mxfp4", 1, 32), ("mxfp4", 70, 288)])
+@pytest.mark.parametrize(
+    ("fmt", "n", "k"), [("nvfp4", 5, 112), ("nvfp4", 130, 640), ("mxfp4", 1, 32), ("mxfp4", 70, 288)]
+)
 def test_round_trip_and_exact_values(target, fmt, n, k, rng):
     c = random_checkpoint(rng, fmt, n, k)
     meta, tensors = layout.pack(source(c), target, None)
@@ -116,7 +118,9 @@ def operands(c, target):
     codes = torch.from_numpy(c.weight)
     values = torch.from_numpy(E2M1)[torch.stack([codes & 15, codes >> 4], -1).long()]
     values = values.reshape(c.weight.shape[0], scale.shape[1], -1)
-    return (values * scale[..., None] * 2.0**-e.field).flatten(1).numpy(), layout.fits(canonical, tops, c.fmt, target).numpy()
+    return (values * scale[..., None] * 2.0**-e.field).flatten(1).numpy(), layout.fits(
+        canonical, tops, c.fmt, target
+    ).numpy()
 
 
 @pytest.mark.parametrize("target", TARGETS)
