@@ -19,7 +19,6 @@ from typing import Any, NoReturn
 import typer
 from rich.console import Console
 
-
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 

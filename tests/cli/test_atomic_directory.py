@@ -96,7 +96,7 @@ def test_exceptions_from_the_renames(
             raise error
 
     monkeypatch.setattr(os, "rename", failing)
-    with pytest.raises(BaseException) as caught:  # noqa: PT011
+    with pytest.raises(BaseException) as caught:
         _replace(tmp_path)
     assert caught.type is (error if isinstance(error, type) else type(error))
     assert _content(tmp_path / "out") == ("new" if (step, when) == (2, "after") else "old")
