@@ -10,6 +10,14 @@ import torch
 GROUP_SIZE = {"nvfp4": 16, "mxfp4": 32}
 
 
+def group_size(fmt: str) -> int:
+    """Values per block scale; ValueError for an unknown format."""
+    group = GROUP_SIZE.get(fmt)
+    if group is None:
+        raise ValueError(f"format is {fmt!r}; expected one of {', '.join(GROUP_SIZE)}")
+    return group
+
+
 @dataclass(frozen=True)
 class PackedMeta:
     """The numbers that go with the tensors of a packed weight.
@@ -23,6 +31,17 @@ class PackedMeta:
     n: int
     k: int
     exact: bool = False
+
+    def check(self) -> None:
+        """ValueError unless the format is known, n >= 1 and k is a positive multiple of its group.
+
+        Kernels derive addresses from these numbers, so nothing may run before they have been checked.
+        """
+        group = group_size(self.format)
+        if self.n < 1:
+            raise ValueError(f"n is {self.n}; a packed weight has at least one row")
+        if self.k < 1 or self.k % group:
+            raise ValueError(f"k is {self.k}; a packed {self.format} weight needs a positive multiple of {group}")
 
     @property
     def group_size(self) -> int:

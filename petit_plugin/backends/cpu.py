@@ -34,12 +34,16 @@ class CpuBackend:
 
     def layout(self, meta: PackedMeta) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
         rows = padded_rows(meta.n)
-        return {
+        layout: dict[str, tuple[tuple[int, ...], torch.dtype]] = {
             "weight": ((rows // ROW_BLOCK, meta.k // 8, 64), torch.uint8),
             "scale": ((rows // ROW_BLOCK, meta.k // meta.group_size, ROW_BLOCK), torch.uint8),
             "row_scale": ((rows,), torch.float32),
-            "row_exponent": ((rows,), torch.int32),
         }
+        if meta.format == "mxfp4":
+            layout["row_exponent"] = ((rows,), torch.int32)
+        elif meta.exact:
+            raise ValueError(f"exact is set, but the CPU packs no {meta.format} weight that way; leave it False")
+        return layout
 
     def pack(
         self, source: CheckpointTensors, arch: str, out: Mapping[str, torch.Tensor] | None

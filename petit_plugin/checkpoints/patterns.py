@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
+from petit_plugin.checkpoints.errors import UnsupportedCheckpointError
+
 NameMapper = Callable[[list[str]], list[str]]
 _REGEX_META = set(".^$*+?{}[]|()")
 
@@ -39,10 +41,20 @@ class Pattern:
     """One entry of an exclude, ignore or target list.
 
     `text` is a plain module name, a wildcard (contains `*` or `?`), or `re:` followed by a regular expression that is
-    matched from the start of the name, as compressed-tensors and Quark do.
+    matched from the start of the name, as compressed-tensors and Quark do. Raises UnsupportedCheckpointError for a
+    regular expression that is none.
     """
 
     text: str
+
+    def __post_init__(self) -> None:
+        if self.is_regex:
+            try:
+                re.compile(self.text[3:])
+            except (re.error, OverflowError, RecursionError) as error:
+                raise UnsupportedCheckpointError(
+                    f"pattern {self.text!r} is not a valid regular expression ({error}): correct it"
+                ) from error
 
     @property
     def is_regex(self) -> bool:

@@ -79,11 +79,14 @@ def quantize(
     format: Annotated[Format, typer.Option("--format", "-f", help="FP4 format of the weights.")],
     exclude: Annotated[
         list[str] | None,
-        typer.Option("--exclude", "-x", help="Keep matching modules in 16 bits (name or wildcard); may be repeated."),
+        typer.Option(
+            "--exclude", "-x", help="Keep matching modules in 16 bits: name, wildcard or re:REGEX; may be repeated."
+        ),
     ] = None,
     scale_mode: Annotated[
-        ScaleMode, typer.Option(help="Rule for MXFP4 block exponents; round_up is ModelOpt's.")
-    ] = ScaleMode.round_up,
+        ScaleMode | None,
+        typer.Option(help="Rule for MXFP4 block exponents. [default: round_up, ModelOpt's]", show_default=False),
+    ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace OUT if it is a checkpoint directory.")] = False,
 ) -> None:
     """Quantize the linear layers of a BF16, FP16 or FP32 checkpoint to FP4, in ModelOpt's format.
@@ -93,7 +96,7 @@ def quantize(
     from petit_plugin.cli import output, quantize
 
     with output.reported():
-        quantize.run(model, out, format.value, exclude or [], scale_mode.value, force)
+        quantize.run(model, out, format.value, exclude or [], scale_mode and scale_mode.value, force)
 
 
 @app.command()

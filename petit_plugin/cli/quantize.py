@@ -11,21 +11,23 @@ import json
 import os
 import shutil
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from petit_plugin.checkpoints.checkpoint import Checkpoint
-from petit_plugin.checkpoints.errors import BrokenCheckpointError
-from petit_plugin.checkpoints.patterns import Pattern, PatternSet
+from petit_plugin.checkpoints.errors import BrokenCheckpointError, UnsupportedCheckpointError
+from petit_plugin.checkpoints.patterns import PatternSet
 from petit_plugin.checkpoints.safetensors_files import INDEX_NAME, TensorInfo, load_json, read_tensors
 from petit_plugin.checkpoints.safetensors_writer import SafetensorsWriter, TensorSpec
 from petit_plugin.checkpoints.spec import GROUP_SIZES
 from petit_plugin.cli import model_path, output
 from petit_plugin.cli.output import CheckFailed, UsageError, size
-from petit_plugin.cli.quantize_plan import Plan, check_source, ignore_list, make_plan
+from petit_plugin.cli.quantize_plan import Plan, check_source, ignore_list, make_plan, unmatched, user_pattern
 from petit_plugin.cli.workers import Workers, workers
 
 if TYPE_CHECKING:
@@ -72,11 +74,12 @@ def output_tensors(info: TensorInfo, fmt: str) -> list[TensorSpec]:
 
 
 class _Source:
-    """Slices of rows of the source's tensors, and their largest magnitudes."""
+    """Slices of rows of the source's tensors, and their largest magnitudes. For several threads."""
 
     def __init__(self, tensors: dict[str, TensorInfo]):
         self.tensors = tensors
-        self._amax: dict[str, float] = {}
+        self._amax: dict[str, Future[float]] = {}
+        self._lock = threading.Lock()
 
     def rows(self, name: str) -> Iterator[tuple[int, torch.Tensor]]:
         from safetensors import safe_open
@@ -89,16 +92,25 @@ class _Source:
                 yield start, data[start : min(start + step, info.shape[0])]
 
     def amax(self, name: str) -> float:
-        """Largest magnitude of a tensor. Raises BrokenCheckpointError for NaN or infinity."""
-        if name not in self._amax:
-            largest = 0.0
-            for _, part in self.rows(name):
-                value = float(part.abs().max()) if part.numel() else 0.0
-                if not value < float("inf"):
-                    raise BrokenCheckpointError(f"{name} holds {value}: the model is damaged")
-                largest = max(largest, value)
-            self._amax[name] = largest
-        return self._amax[name]
+        """Largest magnitude of a tensor, found once. Raises BrokenCheckpointError for NaN or infinity."""
+        with self._lock:
+            first = name not in self._amax
+            future = self._amax.setdefault(name, Future())
+        if first:
+            try:
+                future.set_result(self._find_amax(name))
+            except BaseException as error:
+                future.set_exception(error)
+        return future.result()
+
+    def _find_amax(self, name: str) -> float:
+        largest = 0.0
+        for _, part in self.rows(name):
+            value = float(part.abs().max()) if part.numel() else 0.0
+            if not value < float("inf"):
+                raise BrokenCheckpointError(f"{name} holds {value}: the model is damaged")
+            largest = max(largest, value)
+        return largest
 
 
 def _copy(info: TensorInfo, writer: SafetensorsWriter, advance: Advance) -> None:
@@ -267,12 +279,20 @@ def check_out(model: Path, out: Path, force: bool) -> Path:
     return out
 
 
-def run(model: str, out: Path, fmt: str, exclude: list[str], scale_mode: str, force: bool) -> None:
+def run(model: str, out: Path, fmt: str, exclude: list[str], scale_mode: str | None, force: bool) -> None:
+    if scale_mode is not None and fmt != "mxfp4":
+        raise UsageError(f"--scale-mode {scale_mode} is a rule for MXFP4 scales: leave it out with --format {fmt}")
+    try:
+        patterns = [user_pattern(text) for text in exclude]
+    except UnsupportedCheckpointError as error:
+        raise UsageError(f"--exclude: {error}") from error
     path = model_path.resolve(model)
     out = check_out(path, out, force)
     config = load_json(path / "config.json")
     tensors = read_tensors(path)
-    check_source(config, tensors, PatternSet([Pattern(p) for p in exclude]))
+    for text in unmatched(tensors, exclude):
+        raise UsageError(f"--exclude {text!r} matches no module of {path}: correct it (petit inspect lists names)")
+    check_source(config, tensors, PatternSet(patterns))
     plan = make_plan(tensors, fmt, exclude)
     for note in plan.notes:
         output.say(note)
@@ -294,7 +314,7 @@ def run(model: str, out: Path, fmt: str, exclude: list[str], scale_mode: str, fo
                 pool.check()
                 show(n)
 
-            total = write_weights(temporary, tensors, plan, fmt, scale_mode, pool, advance)
+            total = write_weights(temporary, tensors, plan, fmt, scale_mode or "round_up", pool, advance)
         (temporary / "hf_quant_config.json").write_text(json.dumps(nested, indent=2) + "\n")
         written = json.dumps({**config, "quantization_config": flat}, indent=2) + "\n"
         (temporary / "config.json").write_text(written)

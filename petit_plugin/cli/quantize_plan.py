@@ -7,6 +7,7 @@ fuses into one kernel must have one format: if one of q/k/v, of gate/up, or one 
 
 from __future__ import annotations
 
+import fnmatch
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -62,6 +63,23 @@ def _unit(module: str) -> str:
     return f"{head}.experts" if found else family(module)[0]
 
 
+def user_pattern(text: str) -> Pattern:
+    """A pattern of the command line: a name, a wildcard with its ordinary meaning, or `re:` and a regular expression.
+
+    In ModelOpt's lists "path*" means the path and what is below it; a shell's "up*" means up_proj.
+    """
+    pattern = Pattern(text)
+    return Pattern("re:" + fnmatch.translate(text)) if pattern.is_glob else pattern
+
+
+def unmatched(tensors: Iterable[str], exclude: Iterable[str]) -> list[str]:
+    """The patterns of the command line that mean no module of the model."""
+    modules = {name.rpartition(".")[0] or name for name in tensors} | {"lm_head"}  # a tied head has no tensor
+    # Banks of experts are tensors without a ".weight".
+    modules.update(name for name in tensors if ".experts." in name)
+    return [text for text in exclude if not any(map(user_pattern(text).matches, modules))]
+
+
 def check_source(config: Mapping[str, object], tensors: Mapping[str, TensorInfo], exclude: PatternSet) -> None:
     """Raise UnsupportedCheckpointError for a source that cannot be quantized as it lies there."""
     if config.get("quantization_config") or config.get("compression_config"):
@@ -70,10 +88,10 @@ def check_source(config: Mapping[str, object], tensors: Mapping[str, TensorInfo]
         raise UnsupportedCheckpointError(f"{config['model_type']} stores its linears as [in, out]: not supported")
     for info in tensors.values():
         module = info.name.removesuffix(".weight")
-        if module != info.name and len(info.shape) == 2 and info.dtype not in {*FLOATS, "F64"}:
+        if module != info.name and len(info.shape) == 2 and info.dtype not in FLOATS:
             raise UnsupportedCheckpointError(f"{info.name} is {info.dtype}: start from BF16, FP16 or FP32 weights")
         bank = len(info.shape) == 3 and ".experts." in info.name and not info.name.endswith("bias")
-        if bank and info.dtype in FLOATS and not exclude.matches(module):
+        if bank and info.dtype in {*FLOATS, "F64"} and not exclude.matches(module):
             raise UnsupportedCheckpointError(
                 f"{info.name} holds all experts of a layer in one tensor: save it with one tensor per expert, or "
                 "keep the experts in 16 bits with --exclude '*.experts*'"
@@ -82,8 +100,8 @@ def check_source(config: Mapping[str, object], tensors: Mapping[str, TensorInfo]
 
 def make_plan(tensors: Mapping[str, TensorInfo], fmt: str, exclude: Iterable[str]) -> Plan:
     """Decide for every 2-D weight. Raises UnsupportedCheckpointError when nothing is left to quantize."""
-    excluded = PatternSet([Pattern(p) for p in (*DEFAULT_EXCLUDES, *exclude)])
-    by_user = PatternSet([Pattern(p) for p in exclude])
+    by_user = PatternSet(map(user_pattern, exclude))
+    excluded = PatternSet((*map(Pattern, DEFAULT_EXCLUDES), *by_user.patterns))
     group = GROUP_SIZES[fmt]
     linears = [
         n.removesuffix(".weight")

@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from petit_plugin import PackedWeight
 
 SLICE_ELEMENTS = 8 << 20
-GEMM_ROWS = 3
-# |y - ref| <= 4e-6 * sum |x w| for float32 results; the rounding of y itself is far below it.
-GEMM_BOUND = 4e-6
+# (type of x and y, rows of x, c): a few rows run other kernels than many. The numerics contract is
+# |y - ref| <= 1/2 ulp(ref) + c * sum |x w|.
+PRODUCTS = (("float32", 3, 4e-6), ("bfloat16", 20, 2e-6))
 
 
 def check_matrix(matrix: Fp4Matrix, layer: Fp4Layer, generator: torch.Generator) -> str | None:
@@ -65,21 +65,37 @@ def _check_rows(matrix: Fp4Matrix, layer: Fp4Layer, rows: slice, generator: torc
     except (TypeError, ValueError) as error:
         return f"cannot be packed: {error}"
     # NaN scales of zero blocks are the only place where the reference gives NaN; the packed weight holds zeros there.
-    exact = torch.nan_to_num(exact, nan=0.0)
+    exact = torch.nan_to_num(exact, nan=0.0, posinf=float("inf"), neginf=-float("inf"))
     if not torch.equal(packed.dequantize(torch.float64), exact):
         return "the packed weight dequantizes to other values than the checkpoint's"
     if not _round_trip(packed, weight, scale):
         return "the packed weight does not give the checkpoint's tensors back"
-    x = torch.randn(GEMM_ROWS, layer.k, generator=generator)
-    y = pp.linear(x, packed).double()
-    reference = x.double() @ exact.T
-    bound = GEMM_BOUND * (x.double().abs() @ exact.abs().T) + torch.finfo(torch.float32).tiny
-    wrong = (y - reference).abs() > bound
-    overflow = reference.abs() > torch.finfo(torch.float32).max
-    if bool((wrong & ~overflow).any()):
-        worst = float(((y - reference).abs() / bound)[~overflow].max())
-        return f"a product is {worst:.3g} times further from float64 than the numerics contract allows"
+    for dtype, count, c in PRODUCTS:
+        x = torch.randn(count, layer.k, generator=generator).to(getattr(torch, dtype))
+        problem = product_problem(x.double(), pp.linear(x, packed), exact, c)
+        if problem is not None:
+            return f"{dtype}, {count} rows of x: {problem}"
     return None
+
+
+def product_problem(x: torch.Tensor, y: torch.Tensor, exact: torch.Tensor, c: float) -> str | None:
+    """What is wrong with y [M, N] as the product of x [M, K] and exact [N, K] (both float64), or None."""
+    import torch
+
+    info = torch.finfo(y.dtype)
+    result, reference = y.double(), x @ exact.T
+    ulp = info.eps * torch.exp2(torch.frexp(reference.abs().clamp(min=info.tiny)).exponent.double() - 1)
+    bound = ulp / 2 + c * (x.abs() @ exact.abs().T)
+    limit = info.max * (1 + info.eps / 4)  # rounding to nearest gives infinity from here on
+    overflow = result.isinf() & (result.sign() == reference.sign()) & (reference.abs() + bound >= limit)
+    wrong = ~(((result - reference).abs() <= bound) | overflow)  # a NaN is wrong, too
+    if not bool(wrong.any()):
+        return None
+    if not bool(result[wrong].isfinite().all()):
+        bad = result[wrong & ~result.isfinite()]
+        return f"a product is {float(bad[0])}"
+    worst = float(((result - reference).abs() / bound)[wrong].max())
+    return f"a product is {worst:.3g} times further from float64 than the numerics contract allows"
 
 
 def _round_trip(packed: PackedWeight, weight: torch.Tensor, scale: torch.Tensor) -> bool:

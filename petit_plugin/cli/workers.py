@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from typing import TypeVar
 
@@ -35,14 +35,20 @@ class Workers:
 
     def map(self, function: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
         """Results in the order of `items`. When one fails, or the consumer stops, every task has ended on return."""
-        waiting = []
+        waiting: list[Future[R]] = []
+
+        def oldest() -> R:
+            result = waiting[0].result()  # it stays in the list while it may be interrupted here
+            del waiting[0]
+            return result
+
         try:
             for item in items:
                 waiting.append(self._pool.submit(function, item))
                 if len(waiting) > self._ahead:
-                    yield waiting.pop(0).result()
+                    yield oldest()
             while waiting:
-                yield waiting.pop(0).result()
+                yield oldest()
         except BaseException:
             self._stop.set()
             for future in waiting:

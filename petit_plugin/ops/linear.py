@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 
 import torch
 
-from petit_plugin._types import GROUP_SIZE, PackedMeta
+from petit_plugin._types import PackedMeta
 from petit_plugin.backends import Backend, backend_for
 from petit_plugin.ops.library import DEVICES, LIBRARY
-from petit_plugin.packing.packed_weight import PackedWeight
+from petit_plugin.packing.packed_weight import PackedWeight, fits
 
 _ACTIVATIONS = (torch.bfloat16, torch.float16, torch.float32)
 _WEIGHTS = (*_ACTIVATIONS, torch.float64)
@@ -81,17 +81,19 @@ class _Packed(NamedTuple):
 
 @lru_cache(maxsize=4096)
 def _packed(fmt: str, arch: str, n: int, k: int, exact: bool) -> _Packed:
-    if fmt not in GROUP_SIZE:
-        raise ValueError(f"format is {fmt!r}; expected one of {', '.join(GROUP_SIZE)}")
-    backend, meta = backend_for(arch), PackedMeta(fmt, arch, n, k, exact)
+    meta = PackedMeta(fmt, arch, n, k, exact)
+    meta.check()
+    backend = backend_for(arch)
     return _Packed(meta, backend, {name: (torch.Size(s), dtype) for name, (s, dtype) in backend.layout(meta).items()})
 
 
 def _check_tensor(name: str, tensor: torch.Tensor, packed: _Packed, device: torch.device) -> None:
     """The kernels get raw pointers, so a size that does not fit must stop here."""
+    m = packed.meta
+    if name not in packed.layout:
+        raise ValueError(f"{name} was given, but {m.format} weights packed for {m.arch} have none; pass None")
     shape, dtype = packed.layout[name]
-    if tensor.shape != shape or tensor.dtype is not dtype or not tensor.is_contiguous():
-        m = packed.meta
+    if not fits(tensor, shape, dtype):
         raise ValueError(
             f"{name} is {tensor.dtype} {list(tensor.shape)}; a {m.format} weight [{m.n}, {m.k}] packed for {m.arch} "
             f"has contiguous {dtype} {list(shape)}"

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 import torch
 
 from petit_plugin._moe_call import KINDS, MoeCall
-from petit_plugin._types import GROUP_SIZE
 from petit_plugin.backends.moe import MoeBackend, moe_backend_for
 from petit_plugin.ops.library import DEVICES, LIBRARY
 from petit_plugin.ops.moe_activation import resolve_activation
@@ -165,23 +164,20 @@ class _Packed(NamedTuple):
 
 @lru_cache(maxsize=1024)
 def _packed(
-    format: str, arch: str, num_experts: int, hidden: int, intermediate: int, gated: bool, activation: str
+    format: str, arch: str, num_experts: int, hidden: int, intermediate: int, gated: bool, exact: bool, activation: str
 ) -> _Packed:
-    if format not in GROUP_SIZE:
-        raise ValueError(f"format is {format!r}; expected one of {', '.join(GROUP_SIZE)}")
     if activation not in KINDS:
         raise ValueError(f"activation is {activation!r}; the operator takes {', '.join(KINDS)}")
-    backend = moe_backend_for(arch)
     layout = "gate_up" if gated else "ungated"
-    meta = PackedExpertsMeta(format, arch, num_experts, hidden, intermediate, layout)
-    return _Packed(meta, backend, meta.tensor_layout())
+    meta = PackedExpertsMeta(format, arch, num_experts, hidden, intermediate, layout, exact)
+    return _Packed(meta, moe_backend_for(arch), meta.tensor_layout())
 
 
 def _check(call: MoeCall) -> MoeBackend:
     """The kernels get raw pointers, so sizes that do not fit must stop here. Gives the backend."""
     packed = _packed(
         *(call.format, call.arch, int(call.num_experts), int(call.hidden), int(call.intermediate)),
-        *(call.gated, call.activation),  # int(): a traced number becomes a constant of the graph
+        *(call.gated, call.exact, call.activation),  # int(): a traced number becomes a constant of the graph
     )
     device = call.w13_weight.device
     for name in _BANKS:

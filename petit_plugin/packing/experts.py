@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import torch
 
-from petit_plugin._types import GROUP_SIZE, PackedMeta
+from petit_plugin._types import GROUP_SIZE, PackedMeta, group_size
 from petit_plugin.backends import backend_for
-from petit_plugin.packing.packed_weight import PackedWeight
+from petit_plugin.packing.packed_weight import PackedWeight, fits
 
 LAYOUTS = ("gate_up", "up_gate", "interleaved", "ungated")
 PARTS = ("w13", "w2")
@@ -44,6 +44,20 @@ class PackedExpertsMeta:
     def group_size(self) -> int:
         return GROUP_SIZE[self.format]
 
+    def check(self) -> None:
+        """ValueError unless format and layout are known, there is an expert and both sizes are multiples of the group.
+
+        Kernels derive addresses from these numbers, so nothing may run before they have been checked.
+        """
+        group = group_size(self.format)
+        if self.layout not in LAYOUTS:
+            raise ValueError(f"layout is {self.layout!r}; expected one of {', '.join(LAYOUTS)}")
+        if self.num_experts < 1:
+            raise ValueError(f"num_experts is {self.num_experts}; there must be at least one")
+        for what, size in (("hidden", self.hidden), ("intermediate", self.intermediate)):
+            if size < 1 or size % group:
+                raise ValueError(f"{what} is {size}; packed {self.format} experts need a positive multiple of {group}")
+
     def part(self, part: str) -> PackedMeta:
         """Of one expert's "w13" [2I or I, H] or "w2" [H, I]."""
         first = part == "w13"
@@ -51,7 +65,8 @@ class PackedExpertsMeta:
         return PackedMeta(self.format, self.arch, n, self.hidden if first else self.intermediate, self.exact)
 
     def tensor_layout(self) -> ExpertLayout:
-        """Shape and dtype of every tensor; the row_exponents and biases are optional."""
+        """Shape and dtype of every tensor; the row_exponents and biases are optional. ValueError as check()."""
+        self.check()
         layout: ExpertLayout = {}
         for part in PARTS:
             meta = self.part(part)
@@ -110,7 +125,8 @@ class PackedExperts:
     def from_tensors(cls, meta: PackedExpertsMeta, tensors: Mapping[str, torch.Tensor]) -> PackedExperts:
         """The experts over these tensors (names as in tensors()), without a copy.
 
-        Raises ValueError for missing or unknown names and for a shape, dtype or device that does not fit meta.
+        Raises TypeError or ValueError for missing or unknown names, numbers in meta that no experts can have, and a
+        shape, dtype or device that does not fit meta. Values are not read, as in PackedWeight.from_tensors.
         """
         check_expert_tensors(meta, tensors)
         return cls(meta, tensors)
@@ -159,12 +175,15 @@ class PackedExperts:
 
 
 def check_expert_tensors(meta: PackedExpertsMeta, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Names, shapes, dtypes, contiguity and device of packed tensors; ValueError naming the first that does not fit."""
+    """Names, shapes, dtypes, contiguity and device of packed tensors; TypeError or ValueError naming the first that does not fit."""
     layout = meta.tensor_layout()
     missing = [name for name in layout if name not in tensors and not name.endswith(_OPTIONAL)]
     unknown = [name for name in tensors if name not in layout]
     if missing or unknown:
         raise ValueError(f"packed experts {meta}: missing tensors {missing}, unknown tensors {unknown}")
+    for name, tensor in tensors.items():
+        if not isinstance(tensor, torch.Tensor):
+            raise TypeError(f"{name} of packed experts must be a torch.Tensor, got {type(tensor).__name__}")
     device = tensors["w13_weight"].device
     for name, tensor in tensors.items():
         check_expert_tensor(name, tensor, meta, layout, device)
@@ -174,8 +193,10 @@ def check_expert_tensor(
     name: str, tensor: torch.Tensor, meta: PackedExpertsMeta, layout: ExpertLayout, device: torch.device
 ) -> None:
     """One tensor against meta.tensor_layout(); ValueError if it does not fit."""
+    if name not in layout:
+        raise ValueError(f"{name} was given, but {meta.format} experts packed for {meta.arch} have none; leave it None")
     shape, dtype = layout[name]
-    if tensor.shape != shape or tensor.dtype is not dtype or not tensor.is_contiguous() or tensor.device != device:
+    if not fits(tensor, shape, dtype) or tensor.device != device:
         raise ValueError(
             f"{name} is {tensor.dtype} {list(tensor.shape)} on {tensor.device}; {meta.num_experts} {meta.format} "
             f"experts of hidden {meta.hidden}, intermediate {meta.intermediate}, {meta.layout}, packed for "

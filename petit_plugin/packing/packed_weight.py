@@ -39,21 +39,11 @@ class PackedWeight:
     def from_tensors(cls, meta: PackedMeta, tensors: Mapping[str, torch.Tensor]) -> PackedWeight:
         """The weight over these tensors (names as in tensors()), without a copy.
 
-        Raises ValueError for missing or unknown names and for a shape, dtype or device that does not fit meta.
+        Raises TypeError or ValueError for missing or unknown names, numbers in meta that no weight can have, and a
+        shape, dtype or device that does not fit meta. Values are not read (this may run in a captured graph): row
+        exponents outside [-254, 254], which packing never makes, give wrong results but no wrong access.
         """
-        layout = backend_for(meta.arch).layout(meta)
-        missing = [name for name in layout if name not in tensors and name not in _OPTIONAL]
-        unknown = [name for name in tensors if name not in layout]
-        if missing or unknown:
-            raise ValueError(f"packed weight {meta}: missing tensors {missing}, unknown tensors {unknown}")
-        device = tensors["weight"].device
-        for name, tensor in tensors.items():
-            shape, dtype = layout[name]
-            if tensor.shape != shape or tensor.dtype != dtype or not tensor.is_contiguous() or tensor.device != device:
-                raise ValueError(
-                    f"{name} of packed weight {meta} must be contiguous {dtype} {list(shape)} on {device}, "
-                    f"got {tensor.dtype} {list(tensor.shape)} on {tensor.device}"
-                )
+        check_tensors(meta, tensors)
         return cls(meta, tensors["weight"], tensors["scale"], tensors["row_scale"], tensors.get("row_exponent"))
 
     def tensors(self) -> dict[str, torch.Tensor]:
@@ -80,6 +70,7 @@ class PackedWeight:
         Except for what packing made canonical: the sign of a negative block scale is in the codes, and the scale of an
         all-zero block that was NaN is 0 (NVFP4) or 1 (MXFP4).
         """
+        check_tensors(self.meta, self.tensors())
         codes, scales = backend_for(self.meta.arch).unpack(self.meta, self.tensors())
         if self.meta.format == "nvfp4":
             return UnpackedWeight(codes, scales.view(torch.float8_e4m3fn), self.row_scale[: self.meta.n].clone())
@@ -101,3 +92,29 @@ class PackedWeight:
         m = self.meta
         exact = ", exact" if m.exact else ""
         return f"PackedWeight({m.format} [{m.n}, {m.k}] for {m.arch}, {self.nbytes} bytes on {self.device}{exact})"
+
+
+def check_tensors(meta: PackedMeta, tensors: Mapping[str, torch.Tensor]) -> None:
+    """The numbers of meta, and names, shapes, dtypes, contiguity and device of its tensors."""
+    meta.check()
+    layout = backend_for(meta.arch).layout(meta)
+    missing = [name for name in layout if name not in tensors and name not in _OPTIONAL]
+    unknown = [name for name in tensors if name not in layout]
+    if missing or unknown:
+        raise ValueError(f"packed weight {meta}: missing tensors {missing}, unknown tensors {unknown}")
+    for name, tensor in tensors.items():
+        if not isinstance(tensor, torch.Tensor):
+            raise TypeError(f"{name} of packed weight {meta} must be a torch.Tensor, got {type(tensor).__name__}")
+    device = tensors["weight"].device
+    for name, tensor in tensors.items():
+        shape, dtype = layout[name]
+        if not fits(tensor, shape, dtype) or tensor.device != device:
+            raise ValueError(
+                f"{name} of packed weight {meta} must be contiguous {dtype} {list(shape)} on {device}, "
+                f"got {tensor.dtype} {list(tensor.shape)} on {tensor.device}"
+            )
+
+
+def fits(tensor: torch.Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> bool:
+    """Whether a kernel may take the tensor's address as that of a plain array of this shape and dtype."""
+    return tensor.shape == shape and tensor.dtype is dtype and tensor.layout is torch.strided and tensor.is_contiguous()

@@ -74,11 +74,16 @@ def test_rows_are_checked_in_slices(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _break(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     linear, dequantize, unpack = pp.linear, pp.PackedWeight.dequantize, pp.PackedWeight.unpack
-    if kind == "product":
+    if kind in ("product", "many rows", "nan", "infinity"):
 
         def wrong_linear(x: torch.Tensor, w: Any, *rest: Any) -> torch.Tensor:
             y = linear(x, w, *rest)
-            y[1, 7] += 1e-3 * y.abs().max()
+            if kind == "product":
+                y[1, 7] += 1e-3 * y.abs().max()
+            elif kind == "many rows" and x.dtype == torch.bfloat16:
+                y[19, 7] += 2e-2 * y.abs().max()
+            elif kind in ("nan", "infinity"):
+                y[1, 7] = float("nan") if kind == "nan" else float("-inf")
             return y
 
         monkeypatch.setattr(pp, "linear", wrong_linear)
@@ -103,7 +108,10 @@ def _break(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
 @pytest.mark.parametrize(
     ("kind", "text"),
     [
-        ("product", "further from float64"),
+        ("product", "float32, 3 rows of x: a product is"),
+        ("many rows", "bfloat16, 20 rows of x: a product is"),
+        ("nan", "a product is nan"),
+        ("infinity", "a product is -inf"),
         ("values", "dequantizes to other values"),
         ("codes", "does not give the checkpoint's tensors back"),
         ("scales", "does not give the checkpoint's tensors back"),
@@ -115,3 +123,28 @@ def test_a_mismatch_is_found(kind: str, text: str, name: str, monkeypatch: pytes
     result = petit("verify", MODELOPT / name)
     assert result.code == 1 and text in result.err
     assert "0 FP4 matrices verified, 14 problems" in result.out
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_products_that_overflow_must_be_the_right_infinity(dtype: torch.dtype) -> None:
+    x, w = torch.ones(1, 2, dtype=torch.float64), torch.full((3, 2), 3e38, dtype=torch.float64)
+    w[1] = -w[1]
+    w[2, 1] = 0
+    good = torch.tensor([[float("inf"), float("-inf"), 3e38]]).to(dtype)
+    assert verify.product_problem(x, good, w, 4e-6) is None
+    largest = torch.finfo(dtype).max
+    for column, value in ((0, float("-inf")), (0, largest), (1, float("nan")), (2, float("inf")), (1, 0.0)):
+        bad = good.clone()
+        bad[0, column] = value
+        assert verify.product_problem(x, bad, w, 4e-6) is not None, (column, value)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_bound_on_products(dtype: torch.dtype, rng: np.random.Generator) -> None:
+    """Rounding to nearest passes, the second next number does not (K = 1: there is nothing to accumulate)."""
+    x, w = torch.from_numpy(rng.standard_normal((5, 1))), torch.from_numpy(rng.standard_normal((7, 1)))
+    y = (x @ w.T).to(dtype)
+    assert verify.product_problem(x, y, w, 0.0) is None
+    bits = y.clone().view({torch.float32: torch.int32, torch.bfloat16: torch.int16}[dtype])
+    bits[2, 3] += 2
+    assert verify.product_problem(x, bits.view(dtype), w, 0.0) is not None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import textwrap
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -127,6 +128,27 @@ def test_tensors_round_trip_without_copies() -> None:
         )
     with pytest.raises(ValueError, match=r"w2_scale is torch\.uint8"):
         pp.PackedExperts.from_tensors(experts.meta, {**tensors, "w2_scale": tensors["w2_scale"][..., :8]})
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"hidden": 136}, "hidden is 136.*multiple of 32"),
+        ({"intermediate": 0}, "intermediate is 0"),
+        ({"num_experts": 0}, "num_experts is 0"),
+        ({"format": "fp4"}, "format is 'fp4'"),
+        ({"layout": "down"}, "layout is 'down'"),
+    ],
+)
+def test_numbers_no_experts_can_have(change: dict[str, object], words: str) -> None:
+    experts = make_checkpoint(Case("mxfp4")).pack()
+    meta = replace(experts.meta, **change)
+    with pytest.raises(ValueError, match=words):
+        pp.PackedExperts.from_tensors(meta, experts.tensors())
+    tokens = make_tokens(Case("mxfp4"))
+    if "layout" not in change:  # the operator has "gated" instead
+        with pytest.raises(ValueError, match=words):
+            pp.fused_moe(tokens.x, pp.PackedExperts(meta, experts.tensors()), tokens.weights, tokens.ids)
 
 
 @pytest.mark.parametrize("fmt", ["nvfp4", "mxfp4"])

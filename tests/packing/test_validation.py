@@ -109,6 +109,49 @@ def test_from_tensors_checks_what_it_is_given() -> None:
             pp.PackedWeight.from_tensors(packed.meta, bad)
 
 
+@pytest.mark.parametrize(
+    ("meta", "scale_groups", "words"),
+    [
+        (("nvfp4", "cpu", 16, 24), 1, "k is 24.*multiple of 16"),  # shapes agree when the half group is forgotten
+        (("mxfp4", "cpu", 16, 48), 1, "k is 48.*multiple of 32"),
+        (("nvfp4", "cpu", 16, 0), 0, "k is 0"),
+        (("nvfp4", "cpu", 0, 16), 1, "n is 0"),
+        (("mxfp4", "cpu", -16, 32), 1, "n is -16"),
+        (("fp4", "cpu", 16, 32), 1, "format is 'fp4'.*nvfp4, mxfp4"),
+        (("nvfp4", "cpu", 16, 32, True), 2, "exact"),
+    ],
+)
+def test_numbers_no_weight_can_have(meta: tuple[Any, ...], scale_groups: int, words: str) -> None:
+    """They are refused before a kernel gets addresses, wherever they enter."""
+    numbers, rows = pp.PackedMeta(*meta), max(meta[2], 0)
+    tensors = {
+        "weight": torch.zeros(rows // 16, meta[3] // 8, 64, dtype=torch.uint8),
+        "scale": torch.zeros(rows // 16, scale_groups, 16, dtype=torch.uint8),
+        "row_scale": torch.zeros(rows),
+    }
+    packed = pp.PackedWeight(numbers, **tensors)
+    for use in (
+        lambda: pp.PackedWeight.from_tensors(numbers, tensors),
+        lambda: pp.linear(torch.zeros(1, meta[3]), packed),
+        packed.dequantize,
+        packed.unpack,
+    ):
+        with pytest.raises(ValueError, match=words):
+            use()
+
+
+def test_from_tensors_refuses_what_is_no_plain_tensor() -> None:
+    packed = pp.pack_nvfp4(W, S, 1.0)
+    good = packed.tensors()
+    for bad in ({**good, "weight": [1]}, {**good, "scale": None}):
+        with pytest.raises(TypeError, match=r"(weight|scale) of packed weight .* must be a torch\.Tensor"):
+            pp.PackedWeight.from_tensors(packed.meta, bad)
+    with pytest.raises(ValueError, match="row_scale of packed weight"):
+        pp.PackedWeight.from_tensors(packed.meta, {**good, "row_scale": good["row_scale"].to_sparse()})
+    with pytest.raises(ValueError, match=r"unknown tensors \['row_exponent'\]"):
+        pp.PackedWeight.from_tensors(packed.meta, {**good, "row_exponent": torch.zeros(32, dtype=torch.int32)})
+
+
 def test_packing_an_ordinary_layer_logs_nothing(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, logger="petit_plugin"):
         pp.pack_nvfp4(W, S, 1.0)
