@@ -49,6 +49,7 @@ NOT_BY_PSEUDOCODE = {
         f"v_rndne_f{n}": "adds one half in the operand's own precision, which rounds: test_lanes.py"
         for n in (16, 32, 64)
     },
+    "v_cvt_rpi_i32_f32": "adds one half in f32, which rounds for large operands",
     "v_lerp_u8": "the document's widths drop the carry: test_lanes.py",
     "v_div_fixup_legacy_f16": "the document leaves the type of its infinities open; compilers do not emit it",
     "v_cvt_off_f32_i4": "needs a table the document gives elsewhere: test_lanes.py",

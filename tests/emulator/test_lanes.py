@@ -80,7 +80,7 @@ def test_funnel_shift(words: np.ndarray) -> None:
 
 
 def test_rounding_to_integers(words: np.ndarray, rng: np.random.Generator) -> None:
-    x = np.concatenate([np.arange(-16, 16) / 2, rng.standard_normal(32) * 10.0 ** rng.integers(0, 9, 32)]).astype(
+    x = np.concatenate([np.arange(-16, 16) / 2, rng.standard_normal(32) * 10.0 ** rng.integers(0, 4, 32)]).astype(
         np.float32
     )
     words[:, 0] = x.view(np.uint32)
