@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 SOURCE = Path(__file__).resolve().parent / "src"
-# -ffp-contract=off and -frounding-math: a product and a sum stay two roundings, and the rounding mode changes at run time.
+# -ffp-contract=off and -frounding-math: product and sum are two roundings, and the rounding mode changes at run time.
 FLAGS = [
     "-std=c++20",
     "-O3",

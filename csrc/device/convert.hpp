@@ -85,7 +85,8 @@ PETIT_DEVICE u32 combine(u16x2 mine, u32 (&meet)[4]) {
 /// Eight values times 2^shift in the plane's type; with several planes, those outside this plane's octaves become zero.
 template <Type T, Type kTo>
 PETIT_DEVICE u32x4 to_plane(u32x4 v, int shift, bool first, bool only) {
-    const float low = __builtin_amdgcn_ldexpf(1.0f, 15 - static_cast<int>(kTo == Type::kF16 ? kPlaneOctaves : kWidePlaneOctaves));
+    const float low =
+        __builtin_amdgcn_ldexpf(1.0f, 15 - static_cast<int>(kTo == Type::kF16 ? kPlaneOctaves : kWidePlaneOctaves));
     u32x4 out;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {

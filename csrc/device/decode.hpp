@@ -88,8 +88,8 @@ PETIT_DEVICE void multiply(const Step<Cfg>& s, f32x4 (&acc)[Cfg::kMTiles][Cfg::k
 
 /// The hot loop: k-tiles kt, kt + waves, ... below end, the next one always in flight.
 template <class Cfg>
-PETIT_DEVICE void accumulate(const Operands<Cfg>& op, u32 kt, u32 end, f32x4 (&acc)[Cfg::kMTiles][Cfg::kNTiles], int pass,
-                             bool& more) {
+PETIT_DEVICE void accumulate(const Operands<Cfg>& op, u32 kt, u32 end, f32x4 (&acc)[Cfg::kMTiles][Cfg::kNTiles],
+                             int pass, bool& more) {
     Step<Cfg> even, odd;
     op.load(even, kt, end);  // a wave without work multiplies zeros once
     while (true) {
@@ -115,7 +115,8 @@ PETIT_DEVICE void decode_gemm(const GemmArgs& a) {
         const u32 tile = unit / a.k_tiles;
         const u32 kt_begin = unit - tile * a.k_tiles;
         const u32 kt_end = min(a.k_tiles, kt_begin + (end_unit - unit));
-        const u32 row_group = a.m_blocks == 1 ? tile : tile / a.m_blocks, m_tile = (tile - row_group * a.m_blocks) * Cfg::kMTiles;
+        const u32 row_group = a.m_blocks == 1 ? tile : tile / a.m_blocks,
+                  m_tile = (tile - row_group * a.m_blocks) * Cfg::kMTiles;
 
         Operands<Cfg> op;
         const u64 steps = static_cast<u64>(row_group) * a.k_tiles;
@@ -150,7 +151,8 @@ PETIT_DEVICE void decode_gemm(const GemmArgs& a) {
                 const int shift = sum_shift - plane_octaves<Cfg::kCore> * plane - arch::kWindowOctaves * pass;
                 if (sum_shift == 0) {
 #pragma unroll
-                    for (int b = 0; b < Cfg::kBlocks; ++b) meet[wave][b][lane] = acc[b / Cfg::kNTiles][b % Cfg::kNTiles];
+                    for (int b = 0; b < Cfg::kBlocks; ++b)
+                        meet[wave][b][lane] = acc[b / Cfg::kNTiles][b % Cfg::kNTiles];
                 } else {
                     never_speculate();
 #pragma unroll

@@ -54,7 +54,7 @@ PETIT_DEVICE void finish(const FinishArgs& a) {
     float v = __builtin_amdgcn_ldexpf(a.sum[static_cast<u64>(m) * a.n + n] * __builtin_amdgcn_frexp_mantf(scale), e);
     if (a.bias) {
         v = add_to_odd(v, a.bias_f32 ? static_cast<const float*>(a.bias)[n]
-                        : static_cast<float>(static_cast<const Element<T>*>(a.bias)[n]));
+                                     : static_cast<float>(static_cast<const Element<T>*>(a.bias)[n]));
     }
     static_cast<Element<T>*>(a.y)[static_cast<i64>(m) * a.y_stride + n] = static_cast<Element<T>>(v);
 }

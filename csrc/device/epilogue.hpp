@@ -102,7 +102,8 @@ PETIT_DEVICE bool reduce_across_workgroups(const GemmArgs& a, Partition part, u3
     const Buffer mine = slot(wg);
 #pragma unroll
     for (int i = 0; i < kOwned; ++i) store16(mine, lane16, block(i) * kBlockBytes, as<u32x4>(sum[i]));
-    __builtin_amdgcn_fence(__ATOMIC_RELEASE, "agent");  // every wave's own stores, before anyone counts the workgroup in
+    __builtin_amdgcn_fence(__ATOMIC_RELEASE,
+                           "agent");  // every wave's own stores, before anyone counts the workgroup in
     barrier();
     if (__builtin_amdgcn_workitem_id_x() == 0) {
         const u32 arrived = __hip_atomic_fetch_add(a.counters + tile, 1u, __ATOMIC_ACQ_REL, __HIP_MEMORY_SCOPE_AGENT);

@@ -23,9 +23,9 @@ struct TileConfig {
     static constexpr int kWaves = kWaves_;
     static constexpr int kThreads = kWaves * kWave;
     static constexpr int kBlocks = kMTiles * kNTiles * kWaves;
-    static constexpr int kPieces = kMTiles <= 4 ? 4 : 2;       // eighths of k per stage: LDS stays at 2 x 16 KB
-    static constexpr int kStages = 4 / kPieces;                // stages a k-tile
-    static constexpr int kCopies = kMTiles * kPieces / kWaves; // 16-byte pieces a thread copies per stage
+    static constexpr int kPieces = kMTiles <= 4 ? 4 : 2;        // eighths of k per stage: LDS stays at 2 x 16 KB
+    static constexpr int kStages = 4 / kPieces;                 // stages a k-tile
+    static constexpr int kCopies = kMTiles * kPieces / kWaves;  // 16-byte pieces a thread copies per stage
     using W = Weights<F, C, kExact>;
 };
 
@@ -154,7 +154,8 @@ PETIT_DEVICE void tile_gemm(const GemmArgs& a) {
         const u32 tile = unit / a.k_tiles;
         const u32 kt_begin = unit - tile * a.k_tiles;
         const u32 kt_end = min(a.k_tiles, kt_begin + (end_unit - unit));
-        const u32 block_row = a.m_blocks == 1 ? tile : tile / a.m_blocks, m_base = (tile - block_row * a.m_blocks) * (Cfg::kMTiles * 16);
+        const u32 block_row = a.m_blocks == 1 ? tile : tile / a.m_blocks,
+                  m_base = (tile - block_row * a.m_blocks) * (Cfg::kMTiles * 16);
         const u32 first_n_tile = (block_row * Cfg::kWaves + wave) * Cfg::kNTiles, row_group = first_n_tile / 4;
 
         TileOperands<Cfg> op;

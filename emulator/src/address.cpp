@@ -13,7 +13,8 @@ void buffer_addresses(const Wave& w, const Inst& in, int vaddr, Addresses& out) 
         out.private_memory = true;
         Row t;
         const u32* v = in.offen ? w.dword(in.ops[vaddr], 0, t, out.lanes) : nullptr;
-        for (int l = 0; l < kLanes; ++l) out.at[l] = u64(soffset) + u32(in.offset) + (v ? v[l] : 0), out.limit[l] = ~0ull;
+        for (int l = 0; l < kLanes; ++l)
+            out.at[l] = u64(soffset) + u32(in.offset) + (v ? v[l] : 0), out.limit[l] = ~0ull;
         return;
     }
     const u32 stride = w1 >> 16 & 0x3fffu;
@@ -26,7 +27,8 @@ void buffer_addresses(const Wave& w, const Inst& in, int vaddr, Addresses& out) 
     for (int l = 0; l < kLanes; ++l) {
         const u64 offset = u64(u32(in.offset)) + (voffset ? voffset[l] : 0);
         out.at[l] = base + soffset + offset + (index ? u64(index[l]) * stride : 0);
-        if (stride && in.idxen) out.limit[l] = index[l] < records && offset < stride ? stride - offset : 0;
+        if (stride && in.idxen)
+            out.limit[l] = index[l] < records && offset < stride ? stride - offset : 0;
         else {
             const u64 end = stride ? u64(records) * stride : records, reach = offset + soffset;
             out.limit[l] = reach < end ? end - reach : 0;
@@ -65,7 +67,8 @@ void compute_addresses(const Wave& w, const Inst& in, Space space, int vaddr, in
 
 static u8* scratch_at(Wave& w, u64 address, u32 n, int lane) {
     if (address + n > w.scratch_bytes)
-        w.die(format("scratch access of %u bytes at %llu, but a lane has %u bytes", n, static_cast<unsigned long long>(address), w.scratch_bytes));
+        w.die(format("scratch access of %u bytes at %llu, but a lane has %u bytes", n,
+                     static_cast<unsigned long long>(address), w.scratch_bytes));
     return &w.scratch[std::size_t(lane) * w.scratch_bytes + address];
 }
 
@@ -73,8 +76,9 @@ static Range& range_of(Wave& w, u64 address, u32 n, bool write, int lane) {
     Memory& m = *w.group->launch->memory;
     Range* r = m.find(address, n, w.group->hint);
     if (!r)
-        w.die(format("%s of %u bytes at 0x%llx is outside every registered range (lane %d; %s)", write ? "store" : "load", n,
-                     static_cast<unsigned long long>(address), lane, m.describe(address).c_str()));
+        w.die(format("%s of %u bytes at 0x%llx is outside every registered range (lane %d; %s)",
+                     write ? "store" : "load", n, static_cast<unsigned long long>(address), lane,
+                     m.describe(address).c_str()));
     if (write && !r->writable) w.die(format("store to %s, which is read-only (lane %d)", r->name.c_str(), lane));
     return *r;
 }
@@ -91,8 +95,8 @@ void lane_read(Wave& w, u64 address, u32 n, u8* out, const Reader& reader, bool 
     }
 }
 
-void lane_write(Wave& w, u64 address, u32 n, const u8* in, const Reader& writer, u64 serial, bool write_through, bool private_memory, int lane,
-                InFlight& f) {
+void lane_write(Wave& w, u64 address, u32 n, const u8* in, const Reader& writer, u64 serial, bool write_through,
+                bool private_memory, int lane, InFlight& f) {
     if (private_memory || address >> 32 == kPrivateAperture >> 32) {
         std::memcpy(scratch_at(w, private_memory ? address : address - kPrivateAperture, n, lane), in, n);
     } else if (address >> 32 == kSharedAperture >> 32) {

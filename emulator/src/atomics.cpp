@@ -7,7 +7,6 @@
 namespace petit_emu {
 namespace {
 
-
 // S tells the operand order; F(old, data[]) -> new.
 template <Space S, class T, auto F, int DataCount>
 void atomic(Wave& w, const Inst& in) {
@@ -33,7 +32,8 @@ void atomic(Wave& w, const Inst& in) {
     std::vector<u32> events;
     for (int l = 0; l < kLanes; ++l) {
         if (!(a.lanes >> l & 1)) continue;
-        if (a.at[l] % sizeof(T)) w.die(format("misaligned atomic at 0x%llx (lane %d)", static_cast<unsigned long long>(a.at[l]), l));
+        if (a.at[l] % sizeof(T))
+            w.die(format("misaligned atomic at 0x%llx (lane %d)", static_cast<unsigned long long>(a.at[l]), l));
         T old{};
         if (a.limit[l] >= sizeof(T)) {
             u32 words[4];
@@ -44,7 +44,8 @@ void atomic(Wave& w, const Inst& in) {
             const T now = F(old, x);
             InFlight done;
             // Each lane is a write of its own: later lanes and waves see it at once.
-            lane_write(w, a.at[l], sizeof(T), reinterpret_cast<const u8*>(&now), reader, launch.coherence->tick(), true, false, l, done);
+            lane_write(w, a.at[l], sizeof(T), reinterpret_cast<const u8*>(&now), reader, launch.coherence->tick(), true,
+                       false, l, done);
             launch.coherence->arrive(done.store_events);
         }
         if (returns) {
@@ -89,7 +90,9 @@ void add_atomics(OpTable& t, Arch) {
     all<double, [](double o, const double* d) -> double { return (o + d[0]); }>(t, "add_f64");
     all<double, [](double o, const double* d) -> double { return (std::fmin(o, d[0])); }>(t, "min_f64");
     all<double, [](double o, const double* d) -> double { return (std::fmax(o, d[0])); }>(t, "max_f64");
-    all<u32, [](u32 o, const u32* d) -> u32 { return (f2h(h2f(o) + h2f(d[0])) | f2h(h2f(o >> 16) + h2f(d[0] >> 16)) << 16); }>(t, "pk_add_f16");
+    all<u32, [](u32 o, const u32* d) -> u32 {
+        return (f2h(h2f(o) + h2f(d[0])) | f2h(h2f(o >> 16) + h2f(d[0] >> 16)) << 16);
+    }>(t, "pk_add_f16");
     all<u32, [](u32 o, const u32* d) -> u32 {
         return (f2bf(bf2f(o & 0xffffu) + bf2f(d[0] & 0xffffu)) | f2bf(bf2f(o >> 16) + bf2f(d[0] >> 16)) << 16);
     }>(t, "pk_add_bf16");

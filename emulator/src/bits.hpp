@@ -76,9 +76,12 @@ inline double mini_decode(u32 code, const MiniFormat& f) {
 inline u32 mini_encode(double x, const MiniFormat& f, bool saturate) {
     const u32 sign_bit = 1u << (f.exp_bits + f.man_bits);
     const u32 man_mask = (1u << f.man_bits) - 1u, emax = (1u << f.exp_bits) - 1u;
-    const u32 nan = f.fnuz ? sign_bit : f.has_inf ? (emax << f.man_bits) | (1u << (f.man_bits - 1)) | (man_mask & 1u) : (emax << f.man_bits) | man_mask;
-    const u32 largest = f.has_inf ? ((emax - 1u) << f.man_bits) | man_mask
-                                  : (!f.fnuz && f.has_nan) ? ((emax << f.man_bits) | man_mask) - 1u : (emax << f.man_bits) | man_mask;
+    const u32 nan = f.fnuz      ? sign_bit
+                    : f.has_inf ? (emax << f.man_bits) | (1u << (f.man_bits - 1)) | (man_mask & 1u)
+                                : (emax << f.man_bits) | man_mask;
+    const u32 largest = f.has_inf                ? ((emax - 1u) << f.man_bits) | man_mask
+                        : (!f.fnuz && f.has_nan) ? ((emax << f.man_bits) | man_mask) - 1u
+                                                 : (emax << f.man_bits) | man_mask;
     const u32 overflow = f.has_inf ? emax << f.man_bits : nan;
     if (std::isnan(x)) return f.has_nan ? nan : largest;
     const u32 sign = std::signbit(x) ? sign_bit : 0u;

@@ -1,4 +1,5 @@
-// petit_emu_*: what the Python package and the tests use beside the HIP calls. Every function returns 0, or -1 with petit_emu_last_error().
+// petit_emu_*: what the Python package and the tests use beside the HIP calls. Every function returns 0, or -1 with
+// petit_emu_last_error().
 #include <sstream>
 
 #include "device.hpp"
@@ -21,8 +22,10 @@ int guarded(F f) {
     }
 }
 
-constexpr const char* kExtraNames[] = {"bytes_loaded", "bytes_stored", "bytes_atomic", "scalar_bytes", "lds_read_bytes", "lds_write_bytes", "lds_cycles",
-                                       "lds_conflict_cycles", "mfma_cycles", "waves", "workgroups", "launches", "nanoseconds"};
+constexpr const char* kExtraNames[] = {"bytes_loaded",   "bytes_stored",    "bytes_atomic", "scalar_bytes",
+                                       "lds_read_bytes", "lds_write_bytes", "lds_cycles",   "lds_conflict_cycles",
+                                       "mfma_cycles",    "waves",           "workgroups",   "launches",
+                                       "nanoseconds"};
 constexpr int kUnits = static_cast<int>(Unit::count);
 static_assert(sizeof(Counters) / 8 == kUnits + std::size(kExtraNames));
 }  // namespace
@@ -31,9 +34,7 @@ PETIT_EMU_API const char* petit_emu_last_error() { return last_error().c_str(); 
 
 // What the device says it is: "gfx90a", "gfx942" or "gfx950". Modules of another architecture stay usable.
 PETIT_EMU_API int petit_emu_set_arch(const char* name) {
-    return guarded([&](Device& d) {
-        d.arch = arch_from_name(name), d.arch_chosen = true;
-    });
+    return guarded([&](Device& d) { d.arch = arch_from_name(name), d.arch_chosen = true; });
 }
 PETIT_EMU_API const char* petit_emu_arch() { return arch_name(Device::get().arch); }
 
@@ -43,7 +44,9 @@ PETIT_EMU_API int petit_emu_register(const void* p, u64 bytes, const char* name,
 }
 PETIT_EMU_API int petit_emu_unregister(const void* p) {
     return guarded([&](Device& d) {
-        if (!d.memory.remove(p)) fail("petit_emu_unregister: 0x%llx is not the start of a registered range", reinterpret_cast<unsigned long long>(p));
+        if (!d.memory.remove(p))
+            fail("petit_emu_unregister: 0x%llx is not the start of a registered range",
+                 reinterpret_cast<unsigned long long>(p));
     });
 }
 
@@ -68,8 +71,8 @@ PETIT_EMU_API const char* petit_emu_describe(void* function) {
     static thread_local std::string text;
     const Kernel& k = *static_cast<Function*>(function)->kernel;
     std::ostringstream out;
-    out << k.group_bytes << ' ' << k.private_bytes << ' ' << k.kernarg_bytes << ' ' << k.vgpr_count << ' ' << k.agpr_count << ' ' << k.sgpr_count << ' '
-        << k.vgpr_spills << '\n';
+    out << k.group_bytes << ' ' << k.private_bytes << ' ' << k.kernarg_bytes << ' ' << k.vgpr_count << ' '
+        << k.agpr_count << ' ' << k.sgpr_count << ' ' << k.vgpr_spills << '\n';
     for (const KernelArg& a : k.args) out << a.offset << ' ' << a.size << ' ' << a.kind << '\n';
     text = out.str();
     return text.c_str();
@@ -80,25 +83,34 @@ PETIT_EMU_API const char* petit_emu_kernels(void* module) {
     for (const auto& [k, v] : static_cast<LoadedModule*>(module)->module->object.kernels) text += k + "\n";
     return text.c_str();
 }
-PETIT_EMU_API int petit_emu_launch(void* function, const u32* grid, const u32* block, u32 dynamic_lds, const void* args, u64 bytes) {
+PETIT_EMU_API int petit_emu_launch(void* function, const u32* grid, const u32* block, u32 dynamic_lds, const void* args,
+                                   u64 bytes) {
     return guarded([&](Device& d) {
         const u8* p = static_cast<const u8*>(args);
         d.launch(static_cast<Function*>(function), grid, block, dynamic_lds, std::vector<u8>(p, p + bytes));
     });
 }
 
-// resident: workgroups in progress at a time; quantum: instructions of a wave before others get their turn; seed: order of workgroups
-// and waves (0: in order); limit: instructions of a launch before it counts as endless; xcds: number of L2 caches (0: 1 on gfx90a, 8 elsewhere); cus: what the device reports.
+// resident: workgroups in progress at a time; quantum: instructions of a wave before others get their turn; seed: order
+// of workgroups and waves (0: in order); limit: instructions of a launch before it counts as endless; xcds: number of
+// L2 caches (0: 1 on gfx90a, 8 elsewhere); cus: what the device reports.
 PETIT_EMU_API int petit_emu_set_option(const char* name, u64 value) {
     return guarded([&](Device& d) {
         const std::string n = name;
-        if (n == "resident") d.defaults.resident = static_cast<u32>(value);
-        else if (n == "quantum") d.defaults.quantum = value;
-        else if (n == "limit") d.defaults.limit = value;
-        else if (n == "seed") d.defaults.seed = value;
-        else if (n == "xcds") d.xcds = static_cast<u32>(value);
-        else if (n == "cus") d.compute_units = value;
-        else fail("no option '%s'", name);
+        if (n == "resident")
+            d.defaults.resident = static_cast<u32>(value);
+        else if (n == "quantum")
+            d.defaults.quantum = value;
+        else if (n == "limit")
+            d.defaults.limit = value;
+        else if (n == "seed")
+            d.defaults.seed = value;
+        else if (n == "xcds")
+            d.xcds = static_cast<u32>(value);
+        else if (n == "cus")
+            d.compute_units = value;
+        else
+            fail("no option '%s'", name);
     });
 }
 

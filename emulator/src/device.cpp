@@ -19,10 +19,14 @@ void fill_hidden(std::vector<u8>& segment, const Kernel& k, const LaunchConfig& 
         if (a.kind.rfind("hidden_", 0) != 0) continue;
         const char axis = a.kind.back();
         const int i = axis == 'y' ? 1 : axis == 'z' ? 2 : 0;
-        if (a.kind.rfind("hidden_block_count_", 0) == 0) put(segment, a, c.grid[i]);
-        else if (a.kind.rfind("hidden_group_size_", 0) == 0) put(segment, a, c.block[i]);
-        else if (a.kind == "hidden_grid_dims") put(segment, a, c.grid[2] > 1 || c.block[2] > 1 ? 3 : c.grid[1] > 1 || c.block[1] > 1 ? 2 : 1);
-        else if (a.kind == "hidden_dynamic_lds_size") put(segment, a, c.dynamic_lds);
+        if (a.kind.rfind("hidden_block_count_", 0) == 0)
+            put(segment, a, c.grid[i]);
+        else if (a.kind.rfind("hidden_group_size_", 0) == 0)
+            put(segment, a, c.block[i]);
+        else if (a.kind == "hidden_grid_dims")
+            put(segment, a, c.grid[2] > 1 || c.block[2] > 1 ? 3 : c.grid[1] > 1 || c.block[1] > 1 ? 2 : 1);
+        else if (a.kind == "hidden_dynamic_lds_size")
+            put(segment, a, c.dynamic_lds);
         // remainders and global offsets are zero: the grid is whole workgroups from the origin
     }
 }
@@ -35,7 +39,8 @@ const std::string& last_error() { return g_error; }
 Device& Device::get() {
     static Device* d = [] {
         auto* fresh = new Device;  // never destroyed: the library may be used during interpreter shutdown
-        if (const char* name = std::getenv("PETIT_EMULATOR_ARCH"); name && *name) fresh->arch = arch_from_name(name), fresh->arch_chosen = true;
+        if (const char* name = std::getenv("PETIT_EMULATOR_ARCH"); name && *name)
+            fresh->arch = arch_from_name(name), fresh->arch_chosen = true;
         return fresh;
     }();
     return *d;
@@ -45,7 +50,8 @@ LoadedModule* Device::load(const u8* elf, std::size_t bytes) {
     auto loaded = std::make_unique<LoadedModule>();
     loaded->module = Module::load(elf, bytes);
     if (loaded->module->object.target != arch_name(arch))
-        fail("the code object is for %s, the emulated device is %s", loaded->module->object.target.c_str(), arch_name(arch));
+        fail("the code object is for %s, the emulated device is %s", loaded->module->object.target.c_str(),
+             arch_name(arch));
     memory.add(loaded->module->base, loaded->module->object.image.size(), "code object image", true);
     LoadedModule* p = loaded.get();
     modules[p] = std::move(loaded);
@@ -76,13 +82,15 @@ std::vector<u8> pack_arguments(const Kernel& k, void** params) {
     for (const KernelArg& a : k.args) {
         if (a.kind.rfind("hidden_", 0) == 0) continue;
         if (!params[i]) fail("%s: argument %d has no value", k.name.c_str(), i);
-        if (a.offset + a.size > out.size()) fail("%s: argument %d lies outside the argument segment", k.name.c_str(), i);
+        if (a.offset + a.size > out.size())
+            fail("%s: argument %d lies outside the argument segment", k.name.c_str(), i);
         std::memcpy(&out[a.offset], params[i++], a.size);
     }
     return out;
 }
 
-void Device::launch(Function* f, const u32 grid[3], const u32 block[3], u32 dynamic_lds, const std::vector<u8>& explicit_args) {
+void Device::launch(Function* f, const u32 grid[3], const u32 block[3], u32 dynamic_lds,
+                    const std::vector<u8>& explicit_args) {
     const Kernel& k = *f->kernel;
     f->module->prepare(k);
     const Arch a = f->module->program->arch;
@@ -93,9 +101,12 @@ void Device::launch(Function* f, const u32 grid[3], const u32 block[3], u32 dyna
     const u64 items = u64(block[0]) * block[1] * block[2], groups = u64(grid[0]) * grid[1] * grid[2];
     if (!items || !groups) fail("%s: empty grid or block", k.name.c_str());
     if (groups > 0xffffffffull) fail("%s: grid too large", k.name.c_str());
-    if (items > k.max_workgroup || items > 1024) fail("%s: %llu work items a group, the kernel allows %u", k.name.c_str(), static_cast<unsigned long long>(items), k.max_workgroup);
+    if (items > k.max_workgroup || items > 1024)
+        fail("%s: %llu work items a group, the kernel allows %u", k.name.c_str(),
+             static_cast<unsigned long long>(items), k.max_workgroup);
     const u32 lds = k.group_bytes + dynamic_lds, lds_limit = a == Arch::gfx950 ? 160 * 1024 : 64 * 1024;
-    if (lds > lds_limit) fail("%s: %u bytes of LDS, a workgroup of %s has %u", k.name.c_str(), lds, arch_name(a), lds_limit);
+    if (lds > lds_limit)
+        fail("%s: %u bytes of LDS, a workgroup of %s has %u", k.name.c_str(), lds, arch_name(a), lds_limit);
     u32 implicit_end = 0;
     for (const KernelArg& a : k.args) implicit_end = std::max(implicit_end, a.offset + a.size);
     std::vector<u8> segment(std::max<std::size_t>({k.kernarg_bytes, implicit_end, explicit_args.size(), 8}), 0);
@@ -118,7 +129,10 @@ void Device::launch(Function* f, const u32 grid[3], const u32 block[3], u32 dyna
     std::memcpy(packet + 64, segment.data(), segment.size());
 
     l.program = f->module->program.get(), l.kernel = &k, l.module = f->module, l.memory = &memory, l.arch = a;
-    l.kernarg = reinterpret_cast<u64>(packet) + 64, l.serial = ++launches, l.xcds = xcds ? xcds : a == Arch::gfx90a ? 1u : 8u;
+    l.kernarg = reinterpret_cast<u64>(packet) + 64, l.serial = ++launches,
+    l.xcds = xcds                ? xcds
+             : a == Arch::gfx90a ? 1u
+                                 : 8u;
     memory.add(aligned.data(), bytes, "kernel arguments of " + k.name, false);
     struct Guard {
         Memory& m;

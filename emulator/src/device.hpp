@@ -41,13 +41,16 @@ struct Device {
 
     static Device& get();
     u32 xcd_count() const { return xcds ? xcds : arch == Arch::gfx90a ? 1u : 8u; }
-    u64 cu_count() const { return compute_units ? compute_units : arch == Arch::gfx90a ? 110u : arch == Arch::gfx942 ? 304u : 256u; }
+    u64 cu_count() const {
+        return compute_units ? compute_units : arch == Arch::gfx90a ? 110u : arch == Arch::gfx942 ? 304u : 256u;
+    }
 
     LoadedModule* load(const u8* elf, std::size_t bytes);
     void unload(LoadedModule* m);
     Function* function(LoadedModule* m, const std::string& name);
     // `explicit_args`: the bytes of the kernel argument segment that the caller provides.
-    void launch(Function* f, const u32 grid[3], const u32 block[3], u32 dynamic_lds, const std::vector<u8>& explicit_args);
+    void launch(Function* f, const u32 grid[3], const u32 block[3], u32 dynamic_lds,
+                const std::vector<u8>& explicit_args);
     void* allocate(u64 bytes, const std::string& name);
     bool release(void* p);
 };

@@ -57,15 +57,17 @@ std::string find_objdump() {
     if (std::string p = on_path("llvm-objdump-22"); !p.empty()) return p;
     std::string seen;
     const char* rocm = std::getenv("ROCM_PATH");
-    for (const std::string& p : {std::string(rocm ? rocm : "/opt/rocm") + "/llvm/bin/llvm-objdump", on_path("llvm-objdump"),
-                                 on_path("llvm-objdump-21"), on_path("llvm-objdump-20")}) {
+    for (const std::string& p : {std::string(rocm ? rocm : "/opt/rocm") + "/llvm/bin/llvm-objdump",
+                                 on_path("llvm-objdump"), on_path("llvm-objdump-21"), on_path("llvm-objdump-20")}) {
         if (p.empty() || access(p.c_str(), X_OK) != 0) continue;
         const int v = major_version(p);
         if (v >= 20) return p;
         seen += " " + p + " (version " + std::to_string(v) + ")";
     }
-    fail("no AMDGPU disassembler: the emulator needs llvm-objdump >= 20 (llvm-objdump-22, ROCm's, or set PETIT_LLVM_OBJDUMP).%s%s",
-         seen.empty() ? "" : " Too old:", seen.c_str());
+    fail(
+        "no AMDGPU disassembler: the emulator needs llvm-objdump >= 20 (llvm-objdump-22, ROCm's, or set "
+        "PETIT_LLVM_OBJDUMP).%s%s",
+        seen.empty() ? "" : " Too old:", seen.c_str());
 }
 
 std::vector<Line> disassemble(const u8* elf, std::size_t bytes) {

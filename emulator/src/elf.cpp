@@ -21,10 +21,14 @@ const T* at(const u8* data, std::size_t bytes, u64 offset, u64 count = 1) {
 
 std::string target_of(u32 flags) {
     switch (flags & 0xffu) {
-        case 0x3f: return "gfx90a";
-        case 0x4c: return "gfx942";
-        case 0x4f: return "gfx950";
-        default: fail("code object: machine 0x%02x is none of gfx90a, gfx942, gfx950", flags & 0xffu);
+        case 0x3f:
+            return "gfx90a";
+        case 0x4c:
+            return "gfx942";
+        case 0x4f:
+            return "gfx950";
+        default:
+            fail("code object: machine 0x%02x is none of gfx90a, gfx942, gfx950", flags & 0xffu);
     }
 }
 
@@ -42,7 +46,8 @@ void read_metadata(CodeObject& out, const u8* note, std::size_t bytes) {
         kernel.sgpr_count = static_cast<u32>(k.get(".sgpr_count"));
         kernel.vgpr_spills = static_cast<u32>(k.get(".vgpr_spill_count"));
         for (const Msg& a : k.list(".args"))
-            kernel.args.push_back({static_cast<u32>(a.get(".offset")), static_cast<u32>(a.get(".size")), a.str(".value_kind")});
+            kernel.args.push_back(
+                {static_cast<u32>(a.get(".offset")), static_cast<u32>(a.get(".size")), a.str(".value_kind")});
         out.kernels[k.str(".symbol")] = kernel;
     }
 }
@@ -69,7 +74,8 @@ void read_descriptor(Kernel& k, const std::vector<u8>& image, u64 address) {
 std::size_t elf_size(const u8* data) {
     const auto* h = reinterpret_cast<const Elf64_Ehdr*>(data);
     if (std::memcmp(h->e_ident, ELFMAG, SELFMAG) != 0) fail("hipModuleLoadData: the image is not an ELF code object");
-    u64 end = std::max<u64>(h->e_shoff + u64(h->e_shnum) * h->e_shentsize, h->e_phoff + u64(h->e_phnum) * h->e_phentsize);
+    u64 end =
+        std::max<u64>(h->e_shoff + u64(h->e_shnum) * h->e_shentsize, h->e_phoff + u64(h->e_phnum) * h->e_phentsize);
     const auto* s = reinterpret_cast<const Elf64_Shdr*>(data + h->e_shoff);
     for (int i = 0; i < h->e_shnum; ++i)
         if (s[i].sh_type != SHT_NOBITS) end = std::max<u64>(end, s[i].sh_offset + s[i].sh_size);
@@ -78,7 +84,8 @@ std::size_t elf_size(const u8* data) {
 
 CodeObject CodeObject::parse(const u8* data, std::size_t bytes) {
     const auto* h = at<Elf64_Ehdr>(data, bytes, 0);
-    if (std::memcmp(h->e_ident, ELFMAG, SELFMAG) != 0) fail("code object: not an ELF file (an offload bundle must be unbundled first)");
+    if (std::memcmp(h->e_ident, ELFMAG, SELFMAG) != 0)
+        fail("code object: not an ELF file (an offload bundle must be unbundled first)");
     if (h->e_machine != kMachineAmdgpu) fail("code object: ELF machine %u is not AMDGPU", unsigned(h->e_machine));
     CodeObject out;
     out.target = target_of(h->e_flags);
@@ -89,7 +96,8 @@ CodeObject CodeObject::parse(const u8* data, std::size_t bytes) {
     out.image.assign(top, 0);
     for (int i = 0; i < h->e_phnum; ++i) {
         if (ph[i].p_type != PT_LOAD) continue;
-        std::memcpy(out.image.data() + ph[i].p_vaddr, at<u8>(data, bytes, ph[i].p_offset, ph[i].p_filesz), ph[i].p_filesz);
+        std::memcpy(out.image.data() + ph[i].p_vaddr, at<u8>(data, bytes, ph[i].p_offset, ph[i].p_filesz),
+                    ph[i].p_filesz);
         if (ph[i].p_flags & PF_X) out.text_begin = ph[i].p_vaddr, out.text_end = ph[i].p_vaddr + ph[i].p_filesz;
     }
     for (int i = 0; i < h->e_phnum; ++i) {

@@ -26,7 +26,7 @@ struct Kernel {
 };
 
 struct CodeObject {
-    std::string target;   // "gfx942"
+    std::string target;     // "gfx942"
     std::vector<u8> image;  // loaded segments, at address 0 of the object
     u64 text_begin = 0, text_end = 0;
     std::map<std::string, Kernel> kernels;

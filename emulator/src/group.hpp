@@ -26,10 +26,10 @@ struct LaunchConfig {
     u32 grid[3] = {1, 1, 1};   // workgroups
     u32 block[3] = {1, 1, 1};  // work items of a workgroup
     u32 dynamic_lds = 0;
-    u32 resident = 4;          // workgroups that make progress at the same time
-    u64 quantum = 200000;      // instructions a wave may run before the others get their turn
-    u64 limit = 4000000000ull; // instructions of a launch before it counts as endless
-    u64 seed = 0;              // 0: workgroups and waves in order; otherwise a shuffled order
+    u32 resident = 4;           // workgroups that make progress at the same time
+    u64 quantum = 200000;       // instructions a wave may run before the others get their turn
+    u64 limit = 4000000000ull;  // instructions of a launch before it counts as endless
+    u64 seed = 0;               // 0: workgroups and waves in order; otherwise a shuffled order
 };
 
 struct Module;
@@ -62,14 +62,15 @@ struct Group {
     Range* hint = nullptr;
 
     Group(Launch& l, u32 linear_id);
-    // Runs every wave to a barrier, its end or the quantum. `spent`: a wave used its quantum (it may wait for another workgroup).
+    // Runs every wave to a barrier, its end or the quantum. `spent`: a wave used its quantum (it may wait for another
+    // workgroup).
     enum class Step { again, spent, done };
     Step step(u64 quantum);
     void retired(Wave& w, InFlight& f);
     const char* kernel_name() const { return launch->kernel->name.c_str(); }
     Reader reader(const Wave& w) const { return {w.uid, linear, xcd}; }
 
-private:
+  private:
     void start_wave(Wave& w, u32 first_item, u32 items);
     void barrier();
 };

@@ -25,7 +25,8 @@ inline void float_to_halves(const FRow& in, u32* out) {
     }
 }
 
-// a*b + c rounded once to f16: the float result is rounded to odd, so rounding it to f16 afterwards is the correct rounding.
+// a*b + c rounded once to f16: the float result is rounded to odd, so rounding it to f16 afterwards is the correct
+// rounding.
 inline float fma_for_half(float a, float b, float c) {
     const double exact = static_cast<double>(a) * b + c;
     const float f = static_cast<float>(exact);

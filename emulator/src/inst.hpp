@@ -29,9 +29,9 @@ struct Operand {
     u8 dwords = 1;
     u16 reg = 0;
     bool neg = false, abs = false, sext = false, inline_float = false;
-    double value = 0;             // of an inline float
-    u64 bits = 0;                 // immediate, already in the type the instruction reads
-    const Row* rows = nullptr;    // the immediate in every lane, one row per dword
+    double value = 0;           // of an inline float
+    u64 bits = 0;               // immediate, already in the type the instruction reads
+    const Row* rows = nullptr;  // the immediate in every lane, one row per dword
 };
 
 // How an instruction's sources and destination are read: decides inline constants, the sign bit of neg/abs, op_sel.
@@ -47,14 +47,28 @@ struct OpDef {
     Unit unit = Unit::other;
     Ty ty = Ty::b32;
     Dst dst = Dst::full;
-    Ty dty = Ty::b32;  // type of the result (clamp and omod)
-    int cycles = 0;    // MFMA: matrix-unit cycles
+    Ty dty = Ty::b32;        // type of the result (clamp and omod)
+    int cycles = 0;          // MFMA: matrix-unit cycles
     bool int_clamp = false;  // an integer handler that saturates by itself
 };
 
 struct Dpp {
-    enum Ctrl : u8 { off, quad_perm, row_shl, row_shr, row_ror, wave_shl, wave_shr, wave_rol, wave_ror, row_mirror, row_half_mirror,
-                     row_bcast15, row_bcast31, row_newbcast } ctrl = off;
+    enum Ctrl : u8 {
+        off,
+        quad_perm,
+        row_shl,
+        row_shr,
+        row_ror,
+        wave_shl,
+        wave_shr,
+        wave_rol,
+        wave_ror,
+        row_mirror,
+        row_half_mirror,
+        row_bcast15,
+        row_bcast31,
+        row_newbcast
+    } ctrl = off;
     u8 arg = 0;  // shift, lane, or four 2-bit selectors
     u8 row_mask = 15, bank_mask = 15;
     bool bound_ctrl = false;
@@ -80,7 +94,8 @@ struct Inst {
     u8 src_mods = 0;                   // bit k: operand k needs more than a plain read
     bool dst_hi = false;               // op_sel: a 16-bit result goes to the high half
     u8 op_sel = 0, op_sel_hi = 0xff, neg_lo = 0, neg_hi = 0;
-    bool glc = false, slc = false, sc0 = false, sc1 = false, nt = false, lds = false, offen = false, idxen = false, gds = false, tfe = false;
+    bool glc = false, slc = false, sc0 = false, sc1 = false, nt = false, lds = false, offen = false, idxen = false,
+         gds = false, tfe = false;
     i32 offset = 0, offset0 = 0, offset1 = 0;
     u8 cbsz = 0, abid = 0, blgp = 0;
     u32 bitop3 = 0;
@@ -144,7 +159,7 @@ struct Program {
     // Decodes [begin, end) and checks that it names no register beyond the kernel's allocation.
     void prepare(const Kernel& k, u64 end);
 
-private:
+  private:
     Inst decode(const Line& line, u32 index);
     void immediate(Operand& o, Ty ty, bool literal);
     void check_allocation(const Kernel& k, const Inst& in) const;

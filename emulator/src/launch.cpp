@@ -53,10 +53,10 @@ void Group::start_wave(Wave& w, u32 first, u32 items) {
         s = 4;
     }
     user(1, 2, launch->kernarg - 64, true);  // dispatch packet
-    user(2, 2, 0, false);               // queue
-    user(3, 2, launch->kernarg, true);  // kernel arguments
-    user(4, 2, launch->serial, true);   // dispatch id
-    user(5, 2, 0, true);                // flat scratch
+    user(2, 2, 0, false);                    // queue
+    user(3, 2, launch->kernarg, true);       // kernel arguments
+    user(4, 2, launch->serial, true);        // dispatch id
+    user(5, 2, 0, true);                     // flat scratch
     user(6, 1, k.private_bytes, true);
     const u32 preload = k.kernarg_preload & 127u, preload_at = k.kernarg_preload >> 7;
     for (u32 i = 0; i < preload; ++i) {
@@ -76,7 +76,8 @@ void Group::start_wave(Wave& w, u32 first, u32 items) {
     w.mode = k.rsrc1 >> 12 & 0xffu;
     const u64 entry = k.entry + (preload ? 256 : 0);
     auto it = launch->program->index_of.find(entry);
-    if (it == launch->program->index_of.end()) fail("%s: entry 0x%llx is not an instruction", kernel_name(), static_cast<unsigned long long>(entry));
+    if (it == launch->program->index_of.end())
+        fail("%s: entry 0x%llx is not an instruction", kernel_name(), static_cast<unsigned long long>(entry));
     w.pc = it->second;
 }
 
@@ -96,8 +97,8 @@ static void run_wave(Wave& w, u64* counts, u64 quantum) {
     }
 }
 
-// With a seed the schedule is made unfair: one wave of each workgroup runs only when the others cannot, and then in some
-// workgroups only every 4, 16 or 64 rounds. What a missing barrier or release would leave to luck then goes wrong.
+// With a seed the schedule is made unfair: one wave of each workgroup runs only when the others cannot, and then in
+// some workgroups only every 4, 16 or 64 rounds. What a missing barrier or release would leave to luck then goes wrong.
 static u64 mix(u64 seed, u64 x) {
     x = (x + seed) * 0x9e3779b97f4a7c15ull;
     x = (x ^ x >> 31) * 0xbf58476d1ce4e5b9ull;
@@ -107,13 +108,16 @@ static u64 mix(u64 seed, u64 x) {
 Group::Step Group::step(u64 quantum) {
     std::vector<u32> order(waves.size());
     std::iota(order.begin(), order.end(), 0u);
-    if (launch->config.seed) std::shuffle(order.begin(), order.end(), std::mt19937_64(launch->config.seed + launch->coherence->tick()));
+    if (launch->config.seed)
+        std::shuffle(order.begin(), order.end(), std::mt19937_64(launch->config.seed + launch->coherence->tick()));
     bool progress = false;
     const u32 lazy = static_cast<u32>(mix(launch->config.seed, linear) % waves.size());
     for (u32 i : order) {
         Wave& w = *waves[i];
         if (w.stop != WaveStop::running) continue;
-        if (launch->config.seed && i == lazy && std::any_of(waves.begin(), waves.end(), [&](auto& o) { return o.get() != &w && o->stop == WaveStop::running; }))
+        if (launch->config.seed && i == lazy && std::any_of(waves.begin(), waves.end(), [&](auto& o) {
+                return o.get() != &w && o->stop == WaveStop::running;
+            }))
             continue;
         progress = true;
         run_wave(w, launch->pc_counts.data(), quantum);
@@ -163,26 +167,32 @@ void Launch::run() {
         std::size_t next = 0;
         u64 round = 0;
         while (next < total || !active.empty()) {
-            // A workgroup runs to its end before the next starts, unless it spends its quantum (it may be waiting for another one).
+            // A workgroup runs to its end before the next starts, unless it spends its quantum (it may be waiting for
+            // another one).
             if (active.empty() && next < total) active.push_back(std::make_unique<Group>(*this, order[next++]));
             bool finished = false;
             ++round;
             for (std::size_t i = 0; i < active.size() && !finished; ++i) {
                 const auto& waves = active[i]->waves;
-                const auto running = std::count_if(waves.begin(), waves.end(), [](auto& w) { return w->stop == WaveStop::running; });
-                if (config.seed && running == 1 && round % (1ull << 2 * (mix(config.seed + 1, active[i]->linear) & 3))) continue;
+                const auto running =
+                    std::count_if(waves.begin(), waves.end(), [](auto& w) { return w->stop == WaveStop::running; });
+                if (config.seed && running == 1 && round % (1ull << 2 * (mix(config.seed + 1, active[i]->linear) & 3)))
+                    continue;
                 Group::Step step = Group::Step::again;
                 while (step == Group::Step::again) step = active[i]->step(config.quantum);
                 if (step == Group::Step::spent) {
                     coherence->arrive_all();
                     u64 executed = 0;
                     for (u64 n : pc_counts) executed += n;
-                    if (executed > config.limit) fail("%s: %llu instructions executed, an endless loop?", kernel->name.c_str(), static_cast<unsigned long long>(executed));
+                    if (executed > config.limit)
+                        fail("%s: %llu instructions executed, an endless loop?", kernel->name.c_str(),
+                             static_cast<unsigned long long>(executed));
                 }
                 finished = step == Group::Step::done;
                 if (finished) active.erase(active.begin() + static_cast<std::ptrdiff_t>(i));
             }
-            if (!finished && next < total && active.size() < config.resident) active.push_back(std::make_unique<Group>(*this, order[next++]));
+            if (!finished && next < total && active.size() < config.resident)
+                active.push_back(std::make_unique<Group>(*this, order[next++]));
         }
     } catch (...) {
         _mm_setcsr(saved);
@@ -199,7 +209,8 @@ void Launch::run() {
         counters.by_unit[static_cast<int>(def.unit)] += pc_counts[i];
         counters.mfma_cycles += pc_counts[i] * static_cast<u64>(def.cycles);
     }
-    counters.nanoseconds = static_cast<u64>(std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now() - start).count());
+    counters.nanoseconds = static_cast<u64>(
+        std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now() - start).count());
 }
 
 }  // namespace petit_emu

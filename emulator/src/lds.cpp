@@ -24,8 +24,8 @@ void Lds::stamp_read(const Wave& w, u32 address, u32 n, u64 pc) {
         if (cell.write_epoch == epoch_ && (cell.written & m))
             for (int i = 0; i < 4; ++i)
                 if ((cell.written & m) >> i & 1 && cell.writer[i] != w.id)
-                    w.die(format("LDS race: reads address %u, written by wave %d at pc 0x%x with no barrier in between", c * 4 + i,
-                                 cell.writer[i] == kAtomic ? -1 : int(cell.writer[i]), cell.write_pc));
+                    w.die(format("LDS race: reads address %u, written by wave %d at pc 0x%x with no barrier in between",
+                                 c * 4 + i, cell.writer[i] == kAtomic ? -1 : int(cell.writer[i]), cell.write_pc));
         if (cell.read_epoch != epoch_) cell.read_epoch = epoch_, cell.readers = 0, cell.read_bytes = 0;
         cell.readers |= static_cast<u16>(1u << w.id);
         cell.read_bytes |= m;
@@ -44,8 +44,8 @@ void Lds::stamp_write(const Wave& w, u32 address, u32 n, u64 pc, u8 writer) {
         for (int i = 0; i < 4; ++i) {
             if (!(m >> i & 1)) continue;
             if ((cell.written >> i & 1) && cell.writer[i] != writer)
-                w.die(format("LDS race: writes address %u, written by wave %d at pc 0x%x with no barrier in between", c * 4 + i,
-                             cell.writer[i] == kAtomic ? -1 : int(cell.writer[i]), cell.write_pc));
+                w.die(format("LDS race: writes address %u, written by wave %d at pc 0x%x with no barrier in between",
+                             c * 4 + i, cell.writer[i] == kAtomic ? -1 : int(cell.writer[i]), cell.write_pc));
             cell.writer[i] = writer;
         }
         cell.written |= m;
@@ -57,7 +57,8 @@ void Lds::read(const Wave& w, u32 address, u32 n, u8* out) {
     bounds(w, address, n);
     for (u32 c = address / 4; c * 4 < address + n; ++c) {
         const u8 m = byte_mask(address, address + n, c);
-        if (cells_[c].dma & m) w.die(format("reads LDS address %u before the s_waitcnt vmcnt that its global-to-LDS load needs", c * 4));
+        if (cells_[c].dma & m)
+            w.die(format("reads LDS address %u before the s_waitcnt vmcnt that its global-to-LDS load needs", c * 4));
         if (m & ~cells_[c].valid) w.die(format("reads LDS address %u, which nothing has written", c * 4));
     }
     stamp_read(w, address, n, w.now->pc);
@@ -70,7 +71,8 @@ void Lds::write(const Wave& w, u32 address, u32 n, const u8* in, bool dma) {
     for (u32 c = address / 4; c * 4 < address + n; ++c) {
         Cell& cell = cells_[c];
         const u8 m = byte_mask(address, address + n, c);
-        if (!dma && (cell.dma & m)) w.die(format("overwrites LDS address %u while a global-to-LDS load to it is in flight", c * 4));
+        if (!dma && (cell.dma & m))
+            w.die(format("overwrites LDS address %u while a global-to-LDS load to it is in flight", c * 4));
         cell.valid |= m;
         if (dma) cell.dma |= m;
     }
@@ -93,24 +95,29 @@ u8* Lds::atomic(const Wave& w, u32 address, u32 n) {
 }
 
 void Lds::dma_done(u32 address, u32 n) {
-    for (u32 c = address / 4; c * 4 < address + n; ++c) cells_[c].dma &= static_cast<u8>(~byte_mask(address, address + n, c));
+    for (u32 c = address / 4; c * 4 < address + n; ++c)
+        cells_[c].dma &= static_cast<u8>(~byte_mask(address, address + n, c));
 }
 
 void Lds::restamp(const Wave& w, const InFlight& f) {
     for (std::size_t i = 0; i + 1 < f.lds_bytes.size(); i += 2) {
-        if (f.lds_write) stamp_write(w, f.lds_bytes[i], f.lds_bytes[i + 1], f.pc, w.id);
-        else stamp_read(w, f.lds_bytes[i], f.lds_bytes[i + 1], f.pc);
+        if (f.lds_write)
+            stamp_write(w, f.lds_bytes[i], f.lds_bytes[i + 1], f.pc, w.id);
+        else
+            stamp_read(w, f.lds_bytes[i], f.lds_bytes[i + 1], f.pc);
     }
 }
 
 namespace {
 
-// Lanes served together. 128-bit reads of gfx90a/gfx942 pair up quarter groups of two 16-lane rows; everything else goes in lane order.
+// Lanes served together. 128-bit reads of gfx90a/gfx942 pair up quarter groups of two 16-lane rows; everything else
+// goes in lane order.
 constexpr std::array<u8, 64> kRead128Order = [] {
     std::array<u8, 64> order{};
     constexpr int first[8] = {0, 4, 8, 12, 32, 36, 40, 44}, second[8] = {20, 16, 28, 24, 52, 48, 60, 56};
     for (int g = 0; g < 8; ++g)
-        for (int i = 0; i < 4; ++i) order[g * 8 + i] = static_cast<u8>(first[g] + i), order[g * 8 + 4 + i] = static_cast<u8>(second[g] + i);
+        for (int i = 0; i < 4; ++i)
+            order[g * 8 + i] = static_cast<u8>(first[g] + i), order[g * 8 + 4 + i] = static_cast<u8>(second[g] + i);
     return order;
 }();
 

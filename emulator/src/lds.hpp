@@ -8,7 +8,7 @@
 namespace petit_emu {
 
 class Lds {
-public:
+  public:
     explicit Lds(u32 bytes) : data_(bytes, 0xcc), cells_((bytes + 3) / 4) {}
 
     u32 bytes() const { return static_cast<u32>(data_.size()); }
@@ -21,7 +21,7 @@ public:
     void restamp(const Wave& w, const InFlight& f);
     void next_epoch() { ++epoch_; }
 
-private:
+  private:
     static constexpr u8 kAtomic = 254;
     struct Cell {  // one dword
         u8 valid = 0, dma = 0, read_bytes = 0;

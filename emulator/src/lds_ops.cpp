@@ -11,8 +11,10 @@ enum class Part : u8 { full, zext, sext, d16, d16_hi };
 
 void note(InFlight& f, u32 address, u32 n) {  // merges neighbours
     auto& v = f.lds_bytes;
-    if (!v.empty() && v[v.size() - 2] + v.back() == address) v.back() += n;
-    else v.push_back(address), v.push_back(n);
+    if (!v.empty() && v[v.size() - 2] + v.back() == address)
+        v.back() += n;
+    else
+        v.push_back(address), v.push_back(n);
 }
 
 void count(Wave& w, const u32* address, u64 lanes, u32 bytes, bool write) {
@@ -91,7 +93,8 @@ void ds_atomic(Wave& w, const Inst& in) {  // F(old, data) -> new
     Row t, at, spare[2];
     constexpr int a = Return ? 1 : 0, dwords = sizeof(T) / 4;
     const u32* base = w.dword(in.ops[a], 0, t, lanes);
-    const u32* data[2] = {w.dword(in.ops[a + 1], 0, spare[0], lanes), dwords == 2 ? w.dword(in.ops[a + 1], 1, spare[1], lanes) : nullptr};
+    const u32* data[2] = {w.dword(in.ops[a + 1], 0, spare[0], lanes),
+                          dwords == 2 ? w.dword(in.ops[a + 1], 1, spare[1], lanes) : nullptr};
     InFlight f = in_flight(lanes, true);
     f.lds_write = false;
     if constexpr (Return) f.first = in.ops[0].reg, f.count = dwords;
@@ -142,14 +145,17 @@ void ds_swizzle(Wave& w, const Inst& in) {
     const u64 lanes = w.exec();
     // The offset is printed as a macro; the encoding is what counts, and only the numeric form is decoded.
     const auto at = in.text.find("offset:");
-    if (at != std::string::npos && in.text.compare(at + 7, 7, "swizzle") == 0) w.die("ds_swizzle macros are not modelled");
+    if (at != std::string::npos && in.text.compare(at + 7, 7, "swizzle") == 0)
+        w.die("ds_swizzle macros are not modelled");
     const u32 o = u32(in.offset);
     Row t, out;
     int from[kLanes];
     u64 used = 0;
     for (int l = 0; l < kLanes; ++l) {
-        if (o & 0x8000u) from[l] = (l & ~3) | int(o >> (2 * (l & 3)) & 3u);
-        else from[l] = (l & 32) | int(((u32(l) & 31u & (o & 31u)) | (o >> 5 & 31u)) ^ (o >> 10 & 31u));
+        if (o & 0x8000u)
+            from[l] = (l & ~3) | int(o >> (2 * (l & 3)) & 3u);
+        else
+            from[l] = (l & 32) | int(((u32(l) & 31u & (o & 31u)) | (o >> 5 & 31u)) ^ (o >> 10 & 31u));
         if ((lanes >> l & 1) && (lanes >> from[l] & 1)) used |= 1ull << from[l];
     }
     const u32* p = w.dword(in.ops[1], 0, t, used);
@@ -167,31 +173,45 @@ void both(OpTable& t, const std::string& name, const std::string& type) {
 }
 
 u32 pk_add_f16(u32 a, u32 b) { return f2h(h2f(a) + h2f(b)) | f2h(h2f(a >> 16) + h2f(b >> 16)) << 16; }
-u32 pk_add_bf16(u32 a, u32 b) { return f2bf(bf2f(a & 0xffffu) + bf2f(b & 0xffffu)) | f2bf(bf2f(a >> 16) + bf2f(b >> 16)) << 16; }
+u32 pk_add_bf16(u32 a, u32 b) {
+    return f2bf(bf2f(a & 0xffffu) + bf2f(b & 0xffffu)) | f2bf(bf2f(a >> 16) + bf2f(b >> 16)) << 16;
+}
 
 }  // namespace
 
 void add_lds(OpTable& t, Arch) {
     const auto add = [&](const char* name, Handler fn) { t.add(name, fn, Unit::lds); };
-    add("ds_read_b32", ds_read<4, Part::full>), add("ds_read_b64", ds_read<8, Part::full>), add("ds_read_b96", ds_read<12, Part::full>);
-    add("ds_read_b128", ds_read<16, Part::full>), add("ds_read_u8", ds_read<1, Part::zext>), add("ds_read_i8", ds_read<1, Part::sext>);
+    add("ds_read_b32", ds_read<4, Part::full>), add("ds_read_b64", ds_read<8, Part::full>),
+        add("ds_read_b96", ds_read<12, Part::full>);
+    add("ds_read_b128", ds_read<16, Part::full>), add("ds_read_u8", ds_read<1, Part::zext>),
+        add("ds_read_i8", ds_read<1, Part::sext>);
     add("ds_read_u16", ds_read<2, Part::zext>), add("ds_read_i16", ds_read<2, Part::sext>);
     add("ds_read_u16_d16", ds_read<2, Part::d16>), add("ds_read_u16_d16_hi", ds_read<2, Part::d16_hi>);
     add("ds_read_u8_d16", ds_read<1, Part::d16>), add("ds_read_u8_d16_hi", ds_read<1, Part::d16_hi>);
     add("ds_read2_b32", ds_read<4, Part::full, 2, 4>), add("ds_read2_b64", ds_read<8, Part::full, 2, 8>);
     add("ds_read2st64_b32", ds_read<4, Part::full, 2, 256>), add("ds_read2st64_b64", ds_read<8, Part::full, 2, 512>);
-    add("ds_write_b8", ds_write<1>), add("ds_write_b16", ds_write<2>), add("ds_write_b32", ds_write<4>), add("ds_write_b64", ds_write<8>);
-    add("ds_write_b96", ds_write<12>), add("ds_write_b128", ds_write<16>), add("ds_write_b16_d16_hi", ds_write<2, true>), add("ds_write_b8_d16_hi", ds_write<1, true>);
+    add("ds_write_b8", ds_write<1>), add("ds_write_b16", ds_write<2>), add("ds_write_b32", ds_write<4>),
+        add("ds_write_b64", ds_write<8>);
+    add("ds_write_b96", ds_write<12>), add("ds_write_b128", ds_write<16>),
+        add("ds_write_b16_d16_hi", ds_write<2, true>), add("ds_write_b8_d16_hi", ds_write<1, true>);
     add("ds_write2_b32", ds_write<4, false, 2, 4>), add("ds_write2_b64", ds_write<8, false, 2, 8>);
     add("ds_write2st64_b32", ds_write<4, false, 2, 256>), add("ds_write2st64_b64", ds_write<8, false, 2, 512>);
-    add("ds_bpermute_b32", ds_permute<true>), add("ds_permute_b32", ds_permute<false>), add("ds_swizzle_b32", ds_swizzle);
-    both<u32, [](u32 a, u32 b) { return a + b; }>(t, "add", "u32"), both<u64, [](u64 a, u64 b) { return a + b; }>(t, "add", "u64");
-    both<u32, [](u32 a, u32 b) { return a - b; }>(t, "sub", "u32"), both<u32, [](u32 a, u32 b) { return a & b; }>(t, "and", "b32");
-    both<u32, [](u32 a, u32 b) { return a | b; }>(t, "or", "b32"), both<u32, [](u32 a, u32 b) { return a ^ b; }>(t, "xor", "b32");
-    both<u32, [](u32 a, u32 b) { return std::min(a, b); }>(t, "min", "u32"), both<u32, [](u32 a, u32 b) { return std::max(a, b); }>(t, "max", "u32");
-    both<i32, [](i32 a, i32 b) { return std::min(a, b); }>(t, "min", "i32"), both<i32, [](i32 a, i32 b) { return std::max(a, b); }>(t, "max", "i32");
-    both<float, [](float a, float b) { return a + b; }>(t, "add", "f32"), both<double, [](double a, double b) { return a + b; }>(t, "add", "f64");
-    both<float, [](float a, float b) { return (b < a ? b : a); }>(t, "min", "f32"), both<float, [](float a, float b) { return (b > a ? b : a); }>(t, "max", "f32");
+    add("ds_bpermute_b32", ds_permute<true>), add("ds_permute_b32", ds_permute<false>),
+        add("ds_swizzle_b32", ds_swizzle);
+    both<u32, [](u32 a, u32 b) { return a + b; }>(t, "add", "u32"),
+        both<u64, [](u64 a, u64 b) { return a + b; }>(t, "add", "u64");
+    both<u32, [](u32 a, u32 b) { return a - b; }>(t, "sub", "u32"),
+        both<u32, [](u32 a, u32 b) { return a & b; }>(t, "and", "b32");
+    both<u32, [](u32 a, u32 b) { return a | b; }>(t, "or", "b32"),
+        both<u32, [](u32 a, u32 b) { return a ^ b; }>(t, "xor", "b32");
+    both<u32, [](u32 a, u32 b) { return std::min(a, b); }>(t, "min", "u32"),
+        both<u32, [](u32 a, u32 b) { return std::max(a, b); }>(t, "max", "u32");
+    both<i32, [](i32 a, i32 b) { return std::min(a, b); }>(t, "min", "i32"),
+        both<i32, [](i32 a, i32 b) { return std::max(a, b); }>(t, "max", "i32");
+    both<float, [](float a, float b) { return a + b; }>(t, "add", "f32"),
+        both<double, [](double a, double b) { return a + b; }>(t, "add", "f64");
+    both<float, [](float a, float b) { return (b < a ? b : a); }>(t, "min", "f32"),
+        both<float, [](float a, float b) { return (b > a ? b : a); }>(t, "max", "f32");
     both<u32, pk_add_f16>(t, "pk_add", "f16"), both<u32, pk_add_bf16>(t, "pk_add", "bf16");
     t.add("ds_wrxchg_rtn_b32", ds_atomic<u32, [](u32, u32 b) { return b; }, true>, Unit::lds);
     t.add("ds_wrxchg_rtn_b64", ds_atomic<u64, [](u64, u64 b) { return b; }, true>, Unit::lds);

@@ -42,15 +42,16 @@ std::string Memory::describe(u64 address) const {
     std::string near = "no registered range near it";
     if (it != ranges_.begin()) {
         const Range& r = std::prev(it)->second;
-        near = format("%lld bytes after the start of %s (%llu bytes)", static_cast<long long>(address - r.begin), r.name.c_str(),
-                      static_cast<unsigned long long>(r.bytes));
+        near = format("%lld bytes after the start of %s (%llu bytes)", static_cast<long long>(address - r.begin),
+                      r.name.c_str(), static_cast<unsigned long long>(r.bytes));
     }
     if (it != ranges_.end() && it->first - address < (1u << 20))
         near += format(", %lld bytes before %s", static_cast<long long>(it->first - address), it->second.name.c_str());
     return near;
 }
 
-// --- Coherence --------------------------------------------------------------------------------------------------------------------
+// --- Coherence
+// --------------------------------------------------------------------------------------------------------------------
 
 Coherence::~Coherence() {
     for (auto& [line, log] : logs_) log.range->touched.clear();
@@ -117,13 +118,15 @@ Coherence::Log& Coherence::log_for(Range& r, u64 line) {
     return log;
 }
 
-void Coherence::write(Range& r, u64 address, u64 bytes, const u8* in, const Reader& w, u64 serial, bool write_through, std::vector<u32>& ids) {
+void Coherence::write(Range& r, u64 address, u64 bytes, const u8* in, const Reader& w, u64 serial, bool write_through,
+                      std::vector<u32>& ids) {
     while (bytes) {
         const u64 line = address / kLine, at = address % kLine, n = std::min(bytes, kLine - at);
         Log& log = log_for(r, line);
         if (log.events.empty() || events_[log.events.back()].serial != serial) {
             Event e;
-            e.line = line, e.wave = w.wave, e.cu = w.cu, e.xcd = w.xcd, e.serial = serial, e.write_through = write_through;
+            e.line = line, e.wave = w.wave, e.cu = w.cu, e.xcd = w.xcd, e.serial = serial,
+            e.write_through = write_through;
             const u32 id = static_cast<u32>(events_.size());
             events_.push_back(e);
             log.events.push_back(id);
@@ -144,8 +147,10 @@ void Coherence::arrive(const std::vector<u32>& ids) {
         Event& e = events_[id];
         if (e.arrived) continue;
         e.arrived = t;
-        if (e.write_through) e.written_back = t;
-        else dirty_[e.xcd].push_back(id);
+        if (e.write_through)
+            e.written_back = t;
+        else
+            dirty_[e.xcd].push_back(id);
     }
 }
 

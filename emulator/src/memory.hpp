@@ -20,7 +20,7 @@ struct Range {
 };
 
 class Memory {
-public:
+  public:
     void add(const void* p, u64 bytes, const std::string& name, bool writable);
     bool remove(const void* p);
     const Range* covering(u64 address) const;
@@ -31,7 +31,7 @@ public:
     }
     std::string describe(u64 address) const;
 
-private:
+  private:
     Range* find_slow(u64 address, u64 bytes, Range*& hint);
     std::map<u64, Range> ranges_;
 };
@@ -43,15 +43,15 @@ struct Reader {
     bool bypass_l1 = false, device = false;
 };
 
-// Caches of one launch, adversarial: a vector L1 (one per CU) and an L2 (one per XCD) hold, for every line, what memory held at their
-// last invalidation, however old, plus what was written through them. Kept as a log of the writes per line, so that a line nobody
-// writes during the launch costs nothing. Times are ticks of one clock.
+// Caches of one launch, adversarial: a vector L1 (one per CU) and an L2 (one per XCD) hold, for every line, what memory
+// held at their last invalidation, however old, plus what was written through them. Kept as a log of the writes per
+// line, so that a line nobody writes during the launch costs nothing. Times are ticks of one clock.
 class Coherence {
-public:
+  public:
     struct Event {
         u64 line = 0, wave = 0;
         u32 cu = 0, xcd = 0;
-        u64 serial = 0;                    // of the storing instruction
+        u64 serial = 0;                     // of the storing instruction
         u64 arrived = 0, written_back = 0;  // 0: not yet
         bool write_through = false;
         u8 mask[kLine / 8] = {};
@@ -66,15 +66,17 @@ public:
 
     u64 tick() { return ++now_; }
     void read(Range& r, u64 address, u64 bytes, u8* out, const Reader& reader, const Cu& cu) const;
-    // Records the write and updates host memory. Returns through `ids` the events that the instruction's retirement completes.
-    void write(Range& r, u64 address, u64 bytes, const u8* in, const Reader& writer, u64 serial, bool write_through, std::vector<u32>& ids);
+    // Records the write and updates host memory. Returns through `ids` the events that the instruction's retirement
+    // completes.
+    void write(Range& r, u64 address, u64 bytes, const u8* in, const Reader& writer, u64 serial, bool write_through,
+               std::vector<u32>& ids);
     void arrive(const std::vector<u32>& ids);
     void arrive_all();  // stores do not stay in flight for ever
     void write_back(u32 xcd);
     void invalidate(Cu& cu, u32 xcd, bool l2);
     bool touched(const Range& r, u64 address, u64 bytes) const;
 
-private:
+  private:
     struct Log {
         u8 base[kLine];
         Range* range;

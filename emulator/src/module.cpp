@@ -24,8 +24,10 @@ const char* unit_name(Unit u) {
 const OpTable& op_table(Arch arch) {
     static const auto build = [](Arch a) {
         OpTable t;
-        add_salu(t), add_control(t), add_vop_int(t), add_vop_int_wide(t), add_vop_float(t), add_vop_f16(t), add_vop_f64(t);
-        add_vop_convert(t, a), add_vop_packed(t), add_vop_compare(t), add_vop_lane(t), add_mfma(t, a), add_lds(t, a), add_vmem(t, a);
+        add_salu(t), add_control(t), add_vop_int(t), add_vop_int_wide(t), add_vop_float(t), add_vop_f16(t),
+            add_vop_f64(t);
+        add_vop_convert(t, a), add_vop_packed(t), add_vop_compare(t), add_vop_lane(t), add_mfma(t, a), add_lds(t, a),
+            add_vmem(t, a);
         add_atomics(t, a), add_smem(t);
         if (a == Arch::gfx950) add_vop_scale_convert(t);
         return t;

@@ -12,8 +12,10 @@ inline u64 valu_lanes(const Wave& w, const Inst& in) { return in.dpp.ctrl ? w.dp
 inline void store_row(Wave& w, const Inst& in, Row& out, u64 lanes) {
     const unsigned d = in.ops[0].reg;
     w.may_write(d);
-    if (lanes == ~0ull) w.v[d] = out;
-    else blend(w.v[d].l, out.l, lanes);
+    if (lanes == ~0ull)
+        w.v[d] = out;
+    else
+        blend(w.v[d].l, out.l, lanes);
     w.mark(d, lanes);
 }
 
@@ -25,8 +27,10 @@ void vop1(Wave& w, const Inst& in) {
     Row t0, out;
     const u32* a = w.src(in, 1, t0, lanes);
     PETIT_EMU_LANES out.l[l] = F(a[l]);
-    if (in.post) finish_valu(w, in, out, lanes);
-    else store_row(w, in, out, lanes);
+    if (in.post)
+        finish_valu(w, in, out, lanes);
+    else
+        store_row(w, in, out, lanes);
 }
 
 template <auto F>
@@ -35,8 +39,10 @@ void vop2(Wave& w, const Inst& in) {
     Row t0, t1, out;
     const u32 *a = w.src(in, 1, t0, lanes), *b = w.src(in, 2, t1, lanes);
     PETIT_EMU_LANES out.l[l] = F(a[l], b[l]);
-    if (in.post) finish_valu(w, in, out, lanes);
-    else store_row(w, in, out, lanes);
+    if (in.post)
+        finish_valu(w, in, out, lanes);
+    else
+        store_row(w, in, out, lanes);
 }
 
 template <auto F>
@@ -45,8 +51,10 @@ void vop3(Wave& w, const Inst& in) {
     Row t0, t1, t2, out;
     const u32 *a = w.src(in, 1, t0, lanes), *b = w.src(in, 2, t1, lanes), *c = w.src(in, 3, t2, lanes);
     PETIT_EMU_LANES out.l[l] = F(a[l], b[l], c[l]);
-    if (in.post) finish_valu(w, in, out, lanes);
-    else store_row(w, in, out, lanes);
+    if (in.post)
+        finish_valu(w, in, out, lanes);
+    else
+        store_row(w, in, out, lanes);
 }
 
 // d = F(a, b, d): multiply-accumulate forms whose third source is the destination.
@@ -58,8 +66,10 @@ void vop2_acc(Wave& w, const Inst& in) {
     w.need(in.ops[0].reg, lanes);
     const u32* d = w.v[in.ops[0].reg].l;
     PETIT_EMU_LANES out.l[l] = F(a[l], b[l], d[l]);
-    if (in.post) finish_valu(w, in, out, lanes);
-    else store_row(w, in, out, lanes);
+    if (in.post)
+        finish_valu(w, in, out, lanes);
+    else
+        store_row(w, in, out, lanes);
 }
 
 // 64 lanes of a 64-bit operand (neg/abs on doubles included).
@@ -75,7 +85,8 @@ void vopw(Wave& w, const Inst& in) {
     const u64 lanes = valu_lanes(w, in);
     Wide s[3];
     for (int k = 0; k < N; ++k) {
-        if (WideMask >> k & 1) read_wide(w, in, k + 1, s[k], lanes);
+        if (WideMask >> k & 1)
+            read_wide(w, in, k + 1, s[k], lanes);
         else {
             Row t;
             const u32* p = w.src(in, k + 1, t, lanes);
@@ -85,20 +96,28 @@ void vopw(Wave& w, const Inst& in) {
     if constexpr (WideDst) {
         Wide out;
         PETIT_EMU_LANES {
-            if constexpr (N == 1) out.l[l] = F(s[0].l[l]);
-            else if constexpr (N == 2) out.l[l] = F(s[0].l[l], s[1].l[l]);
-            else out.l[l] = F(s[0].l[l], s[1].l[l], s[2].l[l]);
+            if constexpr (N == 1)
+                out.l[l] = F(s[0].l[l]);
+            else if constexpr (N == 2)
+                out.l[l] = F(s[0].l[l], s[1].l[l]);
+            else
+                out.l[l] = F(s[0].l[l], s[1].l[l], s[2].l[l]);
         }
         write_wide(w, in, out, lanes);
     } else {
         Row out;
         PETIT_EMU_LANES {
-            if constexpr (N == 1) out.l[l] = static_cast<u32>(F(s[0].l[l]));
-            else if constexpr (N == 2) out.l[l] = static_cast<u32>(F(s[0].l[l], s[1].l[l]));
-            else out.l[l] = static_cast<u32>(F(s[0].l[l], s[1].l[l], s[2].l[l]));
+            if constexpr (N == 1)
+                out.l[l] = static_cast<u32>(F(s[0].l[l]));
+            else if constexpr (N == 2)
+                out.l[l] = static_cast<u32>(F(s[0].l[l], s[1].l[l]));
+            else
+                out.l[l] = static_cast<u32>(F(s[0].l[l], s[1].l[l], s[2].l[l]));
         }
-        if (in.post) finish_valu(w, in, out, lanes);
-        else store_row(w, in, out, lanes);
+        if (in.post)
+            finish_valu(w, in, out, lanes);
+        else
+            store_row(w, in, out, lanes);
     }
 }
 

@@ -18,13 +18,18 @@ void half_op(Wave& w, const Inst& in) {
     }
     FRow r;
     PETIT_EMU_LANES {
-        if constexpr (N + Accumulate == 1) r.l[l] = F(s[0].l[l]);
-        else if constexpr (N + Accumulate == 2) r.l[l] = F(s[0].l[l], s[1].l[l]);
-        else r.l[l] = F(s[0].l[l], s[1].l[l], s[2].l[l]);
+        if constexpr (N + Accumulate == 1)
+            r.l[l] = F(s[0].l[l]);
+        else if constexpr (N + Accumulate == 2)
+            r.l[l] = F(s[0].l[l], s[1].l[l]);
+        else
+            r.l[l] = F(s[0].l[l], s[1].l[l], s[2].l[l]);
     }
     float_to_halves(r, out.l);
-    if (in.post) finish_valu(w, in, out, lanes);
-    else store_row(w, in, out, lanes);
+    if (in.post)
+        finish_valu(w, in, out, lanes);
+    else
+        store_row(w, in, out, lanes);
 }
 
 float med3(float a, float b, float c) {
@@ -61,25 +66,45 @@ float frexp_mant(float x) {
 }  // namespace
 
 void add_vop_f16(OpTable& t) {
-    const auto add = [&](const char* name, Handler fn, Dst dst = Dst::full) -> OpDef& { return t.add(name, fn, Unit::valu, Ty::f16, dst); };
+    const auto add = [&](const char* name, Handler fn, Dst dst = Dst::full) -> OpDef& {
+        return t.add(name, fn, Unit::valu, Ty::f16, dst);
+    };
 #define G1(name, expr) add(name, half_op<[](float a) -> float { return (expr); }, 1>)
 #define G2(name, expr) add(name, half_op<[](float a, float b) -> float { return (expr); }, 2>)
 #define G3(name, dst, expr) add(name, half_op<[](float a, float b, float c) -> float { return (expr); }, 3>, dst)
-    G2("v_add_f16", a + b); G2("v_sub_f16", a - b); G2("v_subrev_f16", b - a); G2("v_mul_f16", a * b);
-    G2("v_min_f16", min_ieee(a, b)); G2("v_max_f16", max_ieee(a, b));
-    G3("v_fma_f16", Dst::keep_high, fma_for_half(a, b, c)); G3("v_fma_legacy_f16", Dst::full, fma_for_half(a, b, c));
-    G3("v_mad_f16", Dst::keep_high, h2f(f2h(a * b)) + c); G3("v_mad_legacy_f16", Dst::full, h2f(f2h(a * b)) + c);
-    G3("v_min3_f16", Dst::keep_high, min_ieee(min_ieee(a, b), c)); G3("v_max3_f16", Dst::keep_high, max_ieee(max_ieee(a, b), c));
-    G3("v_med3_f16", Dst::keep_high, med3(a, b, c)); G3("v_div_fixup_f16", Dst::keep_high, div_fixup(a, b, c));
+    G2("v_add_f16", a + b);
+    G2("v_sub_f16", a - b);
+    G2("v_subrev_f16", b - a);
+    G2("v_mul_f16", a * b);
+    G2("v_min_f16", min_ieee(a, b));
+    G2("v_max_f16", max_ieee(a, b));
+    G3("v_fma_f16", Dst::keep_high, fma_for_half(a, b, c));
+    G3("v_fma_legacy_f16", Dst::full, fma_for_half(a, b, c));
+    G3("v_mad_f16", Dst::keep_high, h2f(f2h(a * b)) + c);
+    G3("v_mad_legacy_f16", Dst::full, h2f(f2h(a * b)) + c);
+    G3("v_min3_f16", Dst::keep_high, min_ieee(min_ieee(a, b), c));
+    G3("v_max3_f16", Dst::keep_high, max_ieee(max_ieee(a, b), c));
+    G3("v_med3_f16", Dst::keep_high, med3(a, b, c));
+    G3("v_div_fixup_f16", Dst::keep_high, div_fixup(a, b, c));
     G3("v_div_fixup_legacy_f16", Dst::full, div_fixup(a, b, c));
     add("v_fmac_f16", half_op<[](float a, float b, float c) -> float { return fma_for_half(a, b, c); }, 2, true>);
     add("v_mac_f16", half_op<[](float a, float b, float c) -> float { return h2f(f2h(a * b)) + c; }, 2, true>);
-    G1("v_trunc_f16", std::trunc(a)); G1("v_ceil_f16", std::ceil(a)); G1("v_floor_f16", std::floor(a)); G1("v_rndne_f16", std::nearbyint(a));
-    G1("v_fract_f16", fract(a)); G1("v_rcp_f16", 1.0f / a); G1("v_sqrt_f16", std::sqrt(a)); G1("v_rsq_f16", 1.0f / std::sqrt(a));
-    G1("v_exp_f16", std::exp2(a)); G1("v_log_f16", std::log2(a)); G1("v_frexp_mant_f16", frexp_mant(a));
-    G1("v_sin_f16", static_cast<float>(std::sin(6.283185307179586 * a))); G1("v_cos_f16", static_cast<float>(std::cos(6.283185307179586 * a)));
+    G1("v_trunc_f16", std::trunc(a));
+    G1("v_ceil_f16", std::ceil(a));
+    G1("v_floor_f16", std::floor(a));
+    G1("v_rndne_f16", std::nearbyint(a));
+    G1("v_fract_f16", fract(a));
+    G1("v_rcp_f16", 1.0f / a);
+    G1("v_sqrt_f16", std::sqrt(a));
+    G1("v_rsq_f16", 1.0f / std::sqrt(a));
+    G1("v_exp_f16", std::exp2(a));
+    G1("v_log_f16", std::log2(a));
+    G1("v_frexp_mant_f16", frexp_mant(a));
+    G1("v_sin_f16", static_cast<float>(std::sin(6.283185307179586 * a)));
+    G1("v_cos_f16", static_cast<float>(std::cos(6.283185307179586 * a)));
     t.convert("v_frexp_exp_i16_f16", vop1<frexp_exp>, Ty::f16, Ty::i16);
-    add("v_ldexp_f16", vop2<[](u32 a, u32 b) -> u32 { return f2h(std::ldexp(h2f(a), std::min(std::max(i32(i16(b)), -100), 100))); }>);
+    add("v_ldexp_f16",
+        vop2<[](u32 a, u32 b) -> u32 { return f2h(std::ldexp(h2f(a), std::min(std::max(i32(i16(b)), -100), 100))); }>);
 }
 
 }  // namespace petit_emu

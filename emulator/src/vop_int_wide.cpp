@@ -53,11 +53,15 @@ void v_cndmask(Wave& w, const Inst& in) {
     // Only the chosen side must be initialised.
     const u32 *a = w.src(in, 1, t0, lanes & ~mask), *b = w.src(in, 2, t1, lanes & mask);
     for (int l = 0; l < kLanes; ++l) out.l[l] = (mask >> l & 1) ? b[l] : a[l];
-    if (in.post) finish_valu(w, in, out, lanes);
-    else store_row(w, in, out, lanes);
+    if (in.post)
+        finish_valu(w, in, out, lanes);
+    else
+        store_row(w, in, out, lanes);
 }
 
-void v_mov_b64(Wave& w, const Inst& in) { vopw<[](u64 a) { return a; }, 1, 1, true>(w, in); }
+void v_mov_b64(Wave& w, const Inst& in) {
+    vopw<[](u64 a) { return a; }, 1, 1, true>(w, in);
+}
 
 }  // namespace
 

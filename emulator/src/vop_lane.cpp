@@ -58,7 +58,8 @@ void add_vop_lane(OpTable& t) {
     const auto add = [&](const char* name, Handler fn) { t.add(name, fn, Unit::valu); };
     add("v_readfirstlane_b32", v_readfirstlane), add("v_readlane_b32", v_readlane), add("v_writelane_b32", v_writelane);
     add("v_mbcnt_lo_u32_b32", v_mbcnt<false>), add("v_mbcnt_hi_u32_b32", v_mbcnt<true>);
-    add("v_permlane16_swap_b32", v_permlane_swap<16>), add("v_permlane32_swap_b32", v_permlane_swap<32>), add("v_swap_b32", v_swap);
+    add("v_permlane16_swap_b32", v_permlane_swap<16>), add("v_permlane32_swap_b32", v_permlane_swap<32>),
+        add("v_swap_b32", v_swap);
 }
 
 }  // namespace petit_emu

@@ -15,8 +15,11 @@ void pick(const Wave& w, const Inst& in, int k, bool high, Row& out, u64 lanes, 
     const bool from_high = (high ? in.op_sel_hi : in.op_sel) >> (k - 1) & 1;
     const bool neg = (high ? in.neg_hi : in.neg_lo) >> (k - 1) & 1;
     const u32 flip = neg && is_float ? 0x8000u : 0u;
-    if (from_high) { PETIT_EMU_LANES out.l[l] = (p[l] >> 16) ^ flip; }
-    else { PETIT_EMU_LANES out.l[l] = (p[l] & 0xffffu) ^ flip; }
+    if (from_high) {
+        PETIT_EMU_LANES out.l[l] = (p[l] >> 16) ^ flip;
+    } else {
+        PETIT_EMU_LANES out.l[l] = (p[l] & 0xffffu) ^ flip;
+    }
 }
 
 template <auto F, int N>
@@ -30,8 +33,10 @@ void packed_half(Wave& w, const Inst& in) {  // float lane function
             halves_to_float(t.l, 0, s[k]);
         }
         PETIT_EMU_LANES {
-            if constexpr (N == 2) y.l[l] = F(s[0].l[l], s[1].l[l]);
-            else y.l[l] = F(s[0].l[l], s[1].l[l], s[2].l[l]);
+            if constexpr (N == 2)
+                y.l[l] = F(s[0].l[l], s[1].l[l]);
+            else
+                y.l[l] = F(s[0].l[l], s[1].l[l], s[2].l[l]);
         }
         if (in.clamp)
             for (float& x : y.l) x = x > 0 ? (x < 1 ? x : 1.0f) : 0.0f;
@@ -48,8 +53,10 @@ void packed_int(Wave& w, const Inst& in) {  // u32 lane function of zero-extende
     for (int h = 0; h < 2; ++h) {
         for (int k = 0; k < N; ++k) pick(w, in, k + 1, h, s[k], lanes, false);
         PETIT_EMU_LANES {
-            if constexpr (N == 2) r[h].l[l] = in.clamp ? S(s[0].l[l], s[1].l[l]) : F(s[0].l[l], s[1].l[l]);
-            else r[h].l[l] = in.clamp ? S(s[0].l[l], s[1].l[l], s[2].l[l]) : F(s[0].l[l], s[1].l[l], s[2].l[l]);
+            if constexpr (N == 2)
+                r[h].l[l] = in.clamp ? S(s[0].l[l], s[1].l[l]) : F(s[0].l[l], s[1].l[l]);
+            else
+                r[h].l[l] = in.clamp ? S(s[0].l[l], s[1].l[l], s[2].l[l]) : F(s[0].l[l], s[1].l[l], s[2].l[l]);
         }
     }
     PETIT_EMU_LANES r[0].l[l] = (r[0].l[l] & 0xffffu) | r[1].l[l] << 16;
@@ -73,9 +80,12 @@ void packed_f32(Wave& w, const Inst& in) {
             }
         }
         PETIT_EMU_LANES {
-            if constexpr (N == 1) r[h].l[l] = F(s[0][l]);
-            else if constexpr (N == 2) r[h].l[l] = F(s[0][l], s[1][l]);
-            else r[h].l[l] = F(s[0][l], s[1][l], s[2][l]);
+            if constexpr (N == 1)
+                r[h].l[l] = F(s[0][l]);
+            else if constexpr (N == 2)
+                r[h].l[l] = F(s[0][l], s[1][l]);
+            else
+                r[h].l[l] = F(s[0][l], s[1][l], s[2][l]);
         }
         if (in.clamp)
             for (u32& x : r[h].l) x = b32(f32(x) > 0 ? (f32(x) < 1 ? f32(x) : 1.0f) : 0.0f);
@@ -100,7 +110,8 @@ void v_pk_mov_b32(Wave& w, const Inst& in) {
         if (o.kind == Operand::vgpr) {
             valid[h] = w.pending[o.reg + high] ? lanes : lanes & w.ready[o.reg + high];
             std::memcpy(r[h].l, w.dword(o, high, t[h], valid[h]), sizeof r[h].l);
-        } else std::memcpy(r[h].l, w.dword(o, high, t[h], lanes), sizeof r[h].l);
+        } else
+            std::memcpy(r[h].l, w.dword(o, high, t[h], lanes), sizeof r[h].l);
     }
     const unsigned d = in.ops[0].reg;
     for (int h = 0; h < 2; ++h) {
@@ -115,8 +126,10 @@ void mix_sources(const Wave& w, const Inst& in, FRow s[3], u64 lanes) {
     for (int k = 0; k < 3; ++k) {
         Row t;
         const u32* p = w.dword(in.ops[k + 1], 0, t, lanes);
-        if (in.op_sel_hi >> k & 1) halves_to_float(p, (in.op_sel >> k & 1) ? 16 : 0, s[k]);
-        else PETIT_EMU_LANES s[k].l[l] = f32(p[l]);
+        if (in.op_sel_hi >> k & 1)
+            halves_to_float(p, (in.op_sel >> k & 1) ? 16 : 0, s[k]);
+        else
+            PETIT_EMU_LANES s[k].l[l] = f32(p[l]);
         if (in.neg_hi >> k & 1 || in.ops[k + 1].abs)
             for (float& x : s[k].l) x = std::fabs(x);
         if (in.neg_lo >> k & 1 || in.ops[k + 1].neg)
@@ -128,11 +141,13 @@ void fma_mix(Wave& w, const Inst& in) {
     const u64 lanes = w.exec();
     FRow s[3], r;
     mix_sources(w, in, s, lanes);
-    PETIT_EMU_LANES r.l[l] = Half < 0 ? std::fma(s[0].l[l], s[1].l[l], s[2].l[l]) : fma_for_half(s[0].l[l], s[1].l[l], s[2].l[l]);
+    PETIT_EMU_LANES r.l[l] =
+        Half < 0 ? std::fma(s[0].l[l], s[1].l[l], s[2].l[l]) : fma_for_half(s[0].l[l], s[1].l[l], s[2].l[l]);
     if (in.clamp)
         for (float& x : r.l) x = x > 0 ? (x < 1 ? x : 1.0f) : 0.0f;
     Row out;
-    if constexpr (Half < 0) PETIT_EMU_LANES out.l[l] = b32(r.l[l]);
+    if constexpr (Half < 0)
+        PETIT_EMU_LANES out.l[l] = b32(r.l[l]);
     else {
         float_to_halves(r, out.l);
         const u32* old = w.v[in.ops[0].reg].l;
@@ -151,8 +166,10 @@ void dot2_f32(Wave& w, const Inst& in) {  // c + a.lo*b.lo + a.hi*b.hi
         float p[2];
         for (int h = 0; h < 2; ++h) {
             const bool ha = (h ? in.op_sel_hi : in.op_sel) & 1, hb = (h ? in.op_sel_hi : in.op_sel) >> 1 & 1;
-            const bool na = !Accumulate && ((h ? in.neg_hi : in.neg_lo) & 1), nb = !Accumulate && ((h ? in.neg_hi : in.neg_lo) >> 1 & 1);
-            const u32 x = (Accumulate ? h : ha) ? a[l] >> 16 : a[l] & 0xffffu, y = (Accumulate ? h : hb) ? b[l] >> 16 : b[l] & 0xffffu;
+            const bool na = !Accumulate && ((h ? in.neg_hi : in.neg_lo) & 1),
+                       nb = !Accumulate && ((h ? in.neg_hi : in.neg_lo) >> 1 & 1);
+            const u32 x = (Accumulate ? h : ha) ? a[l] >> 16 : a[l] & 0xffffu,
+                      y = (Accumulate ? h : hb) ? b[l] >> 16 : b[l] & 0xffffu;
             p[h] = (Bf ? bf2f(x) : h2f(x)) * (Bf ? bf2f(y) : h2f(y)) * (na != nb ? -1.0f : 1.0f);
         }
         float z = f32(c[l]);
@@ -173,20 +190,37 @@ void add_vop_packed(OpTable& t) {
     const auto add = [&](const char* name, Handler fn, Ty ty) { t.add(name, fn, Unit::valu, ty); };
 #define P2(name, expr) add(name, packed_half<[](float a, float b) -> float { return (expr); }, 2>, Ty::pkf16)
 #define P3(name, expr) add(name, packed_half<[](float a, float b, float c) -> float { return (expr); }, 3>, Ty::pkf16)
-    P2("v_pk_add_f16", a + b); P2("v_pk_mul_f16", a * b); P2("v_pk_min_f16", min_ieee(a, b)); P2("v_pk_max_f16", max_ieee(a, b));
-    P3("v_pk_fma_f16", fma_for_half(a, b, c)); P3("v_pk_minimum3_f16", minimum(minimum(a, b), c)); P3("v_pk_maximum3_f16", maximum(maximum(a, b), c));
-#define I2(name, expr, sat) \
-    add(name, packed_int<[](u32 a, u32 b) -> u32 { return (expr); }, [](u32 a, u32 b) -> u32 { return (sat); }, 2>, Ty::pk16)
-#define I3(name, expr, sat) \
-    add(name, packed_int<[](u32 a, u32 b, u32 c) -> u32 { return (expr); }, [](u32 a, u32 b, u32 c) -> u32 { return (sat); }, 3>, Ty::pk16)
-    I2("v_pk_add_u16", a + b, std::min(a + b, 0xffffu)); I2("v_pk_sub_u16", a - b, a > b ? a - b : 0u);
-    I2("v_pk_add_i16", a + b, sat_i16(s16(a) + s16(b))); I2("v_pk_sub_i16", a - b, sat_i16(s16(a) - s16(b)));
-    I2("v_pk_mul_lo_u16", a * b, a * b); I2("v_pk_lshlrev_b16", b << (a & 15), b << (a & 15));
-    I2("v_pk_lshrrev_b16", b >> (a & 15), b >> (a & 15)); I2("v_pk_ashrrev_i16", u32(s16(b) >> (a & 15)), u32(s16(b) >> (a & 15)));
-    I2("v_pk_min_u16", std::min(a, b), std::min(a, b)); I2("v_pk_max_u16", std::max(a, b), std::max(a, b));
-    I2("v_pk_min_i16", u32(std::min(s16(a), s16(b))), u32(std::min(s16(a), s16(b)))); I2("v_pk_max_i16", u32(std::max(s16(a), s16(b))), u32(std::max(s16(a), s16(b))));
-    I3("v_pk_mad_u16", a * b + c, std::min(u32(a) * b + c, 0xffffu)); I3("v_pk_mad_i16", u32(s16(a) * s16(b) + s16(c)), sat_i16(s16(a) * s16(b) + s16(c)));
-    add("v_pk_fma_f32", packed_f32<[](u32 a, u32 b, u32 c) -> u32 { return b32(std::fma(f32(a), f32(b), f32(c))); }, 3>, Ty::pkf32);
+    P2("v_pk_add_f16", a + b);
+    P2("v_pk_mul_f16", a * b);
+    P2("v_pk_min_f16", min_ieee(a, b));
+    P2("v_pk_max_f16", max_ieee(a, b));
+    P3("v_pk_fma_f16", fma_for_half(a, b, c));
+    P3("v_pk_minimum3_f16", minimum(minimum(a, b), c));
+    P3("v_pk_maximum3_f16", maximum(maximum(a, b), c));
+#define I2(name, expr, sat)                                                                                         \
+    add(name, packed_int<[](u32 a, u32 b) -> u32 { return (expr); }, [](u32 a, u32 b) -> u32 { return (sat); }, 2>, \
+        Ty::pk16)
+#define I3(name, expr, sat)                                              \
+    add(name,                                                            \
+        packed_int<[](u32 a, u32 b, u32 c) -> u32 { return (expr); },    \
+                   [](u32 a, u32 b, u32 c) -> u32 { return (sat); }, 3>, \
+        Ty::pk16)
+    I2("v_pk_add_u16", a + b, std::min(a + b, 0xffffu));
+    I2("v_pk_sub_u16", a - b, a > b ? a - b : 0u);
+    I2("v_pk_add_i16", a + b, sat_i16(s16(a) + s16(b)));
+    I2("v_pk_sub_i16", a - b, sat_i16(s16(a) - s16(b)));
+    I2("v_pk_mul_lo_u16", a * b, a * b);
+    I2("v_pk_lshlrev_b16", b << (a & 15), b << (a & 15));
+    I2("v_pk_lshrrev_b16", b >> (a & 15), b >> (a & 15));
+    I2("v_pk_ashrrev_i16", u32(s16(b) >> (a & 15)), u32(s16(b) >> (a & 15)));
+    I2("v_pk_min_u16", std::min(a, b), std::min(a, b));
+    I2("v_pk_max_u16", std::max(a, b), std::max(a, b));
+    I2("v_pk_min_i16", u32(std::min(s16(a), s16(b))), u32(std::min(s16(a), s16(b))));
+    I2("v_pk_max_i16", u32(std::max(s16(a), s16(b))), u32(std::max(s16(a), s16(b))));
+    I3("v_pk_mad_u16", a * b + c, std::min(u32(a) * b + c, 0xffffu));
+    I3("v_pk_mad_i16", u32(s16(a) * s16(b) + s16(c)), sat_i16(s16(a) * s16(b) + s16(c)));
+    add("v_pk_fma_f32", packed_f32<[](u32 a, u32 b, u32 c) -> u32 { return b32(std::fma(f32(a), f32(b), f32(c))); }, 3>,
+        Ty::pkf32);
     add("v_pk_mul_f32", packed_f32<[](u32 a, u32 b) -> u32 { return b32(f32(a) * f32(b)); }, 2>, Ty::pkf32);
     add("v_pk_add_f32", packed_f32<[](u32 a, u32 b) -> u32 { return b32(f32(a) + f32(b)); }, 2>, Ty::pkf32);
     add("v_pk_mov_b32", v_pk_mov_b32, Ty::pkf32);

@@ -1,4 +1,5 @@
-// gfx950 v_cvt_scalef32_*: conversions to and from FP4/FP8/BF8 with a power-of-two scale (only the exponent of the f32 scale counts).
+// gfx950 v_cvt_scalef32_*: conversions to and from FP4/FP8/BF8 with a power-of-two scale (only the exponent of the f32
+// scale counts).
 #include "valu.hpp"
 
 namespace petit_emu {
@@ -9,7 +10,8 @@ enum class Wide16 : u8 { f32, f16, bf16 };
 double scale_of(u32 bits) { return std::ldexp(1.0, int(bits >> 23 & 0xffu) - 127); }
 u32 narrow(double x, Wide16 type) {
     if (type == Wide16::f16) return d2h_rne(x);
-    return f2bf(static_cast<float>(x));  // at most 4 significant bits: the step through f32 is exact above its denormals
+    return f2bf(
+        static_cast<float>(x));  // at most 4 significant bits: the step through f32 is exact above its denormals
 }
 
 // Two values from a byte (FP4) or a word (FP8): d, src, scale; op_sel picks the byte or word.
@@ -38,7 +40,8 @@ void from_mini(Wave& w, const Inst& in) {
     }
 }
 
-// Two values to a byte or a word of the destination, the rest of which stays. f32: d, a, b, scale; 16-bit: d, pair, scale.
+// Two values to a byte or a word of the destination, the rest of which stays. f32: d, a, b, scale; 16-bit: d, pair,
+// scale.
 template <const MiniFormat& M, Wide16 From>
 void to_mini(Wave& w, const Inst& in) {
     const u64 lanes = w.exec();
@@ -52,9 +55,12 @@ void to_mini(Wave& w, const Inst& in) {
     const u32* old = w.v[in.ops[0].reg].l;
     for (int l = 0; l < kLanes; ++l) {
         double x[2];
-        if constexpr (From == Wide16::f32) x[0] = f32(a[l]), x[1] = f32(b[l]);
-        else if constexpr (From == Wide16::f16) x[0] = h2f(a[l]), x[1] = h2f(a[l] >> 16);
-        else x[0] = bf2f(a[l] & 0xffffu), x[1] = bf2f(a[l] >> 16);
+        if constexpr (From == Wide16::f32)
+            x[0] = f32(a[l]), x[1] = f32(b[l]);
+        else if constexpr (From == Wide16::f16)
+            x[0] = h2f(a[l]), x[1] = h2f(a[l] >> 16);
+        else
+            x[0] = bf2f(a[l] & 0xffffu), x[1] = bf2f(a[l] >> 16);
         const double inverse = 1.0 / scale_of(s[l]);
         const u32 y = mini_encode(x[0] * inverse, M, true) | mini_encode(x[1] * inverse, M, true) << bits;
         out.l[l] = (old[l] & ~mask) | (y << shift & mask);
@@ -64,9 +70,13 @@ void to_mini(Wave& w, const Inst& in) {
 
 template <const MiniFormat& M>
 void family(OpTable& t, const std::string& type) {
-    const auto add = [&](const std::string& name, Handler fn) { t.add("v_cvt_scalef32_pk_" + name, fn, Unit::valu, Ty::f32); };
-    add("f32_" + type, from_mini<M, Wide16::f32>), add("f16_" + type, from_mini<M, Wide16::f16>), add("bf16_" + type, from_mini<M, Wide16::bf16>);
-    add(type + "_f32", to_mini<M, Wide16::f32>), add(type + "_f16", to_mini<M, Wide16::f16>), add(type + "_bf16", to_mini<M, Wide16::bf16>);
+    const auto add = [&](const std::string& name, Handler fn) {
+        t.add("v_cvt_scalef32_pk_" + name, fn, Unit::valu, Ty::f32);
+    };
+    add("f32_" + type, from_mini<M, Wide16::f32>), add("f16_" + type, from_mini<M, Wide16::f16>),
+        add("bf16_" + type, from_mini<M, Wide16::bf16>);
+    add(type + "_f32", to_mini<M, Wide16::f32>), add(type + "_f16", to_mini<M, Wide16::f16>),
+        add(type + "_bf16", to_mini<M, Wide16::bf16>);
 }
 
 }  // namespace

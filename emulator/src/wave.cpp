@@ -7,8 +7,9 @@ namespace petit_emu {
 
 void Wave::die(const std::string& what) const {
     const Inst* in = now;
-    fail("%s: %s [workgroup (%u,%u,%u), wave %u, pc 0x%llx: %s]", group->kernel_name(), what.c_str(), group->id[0], group->id[1],
-         group->id[2], unsigned(id), in ? static_cast<unsigned long long>(in->pc) : 0ull, in ? in->text.c_str() : "?");
+    fail("%s: %s [workgroup (%u,%u,%u), wave %u, pc 0x%llx: %s]", group->kernel_name(), what.c_str(), group->id[0],
+         group->id[1], group->id[2], unsigned(id), in ? static_cast<unsigned long long>(in->pc) : 0ull,
+         in ? in->text.c_str() : "?");
 }
 
 static std::string reg_name(unsigned reg) {
@@ -18,61 +19,92 @@ static std::string reg_name(unsigned reg) {
 static std::string loading_pc(const Wave& w, unsigned reg) {
     for (const auto* q : {&w.vm, &w.lgkm})
         for (const InFlight& f : *q)
-            if (reg >= f.first && reg < unsigned(f.first) + f.count) return format("loaded by pc 0x%llx", static_cast<unsigned long long>(f.pc));
+            if (reg >= f.first && reg < unsigned(f.first) + f.count)
+                return format("loaded by pc 0x%llx", static_cast<unsigned long long>(f.pc));
     return "loading";
 }
 
 void Wave::die_unready(unsigned reg, u64 lanes) const {
     const int lane = std::countr_zero(lanes & ~ready[reg]);
     if (pending[reg])
-        die(format("reads %s before the s_waitcnt that its load needs (%s, lane %d)", reg_name(reg).c_str(), loading_pc(*this, reg).c_str(), lane));
+        die(format("reads %s before the s_waitcnt that its load needs (%s, lane %d)", reg_name(reg).c_str(),
+                   loading_pc(*this, reg).c_str(), lane));
     die(format("reads %s, which is not initialised in lane %d", reg_name(reg).c_str(), lane));
 }
 void Wave::die_overwrite(unsigned reg) const {
-    die(format("overwrites %s while a load to it is in flight (%s)", reg_name(reg).c_str(), loading_pc(*this, reg).c_str()));
+    die(format("overwrites %s while a load to it is in flight (%s)", reg_name(reg).c_str(),
+               loading_pc(*this, reg).c_str()));
 }
 void Wave::die_sgpr(unsigned reg) const {
     const bool loading = spending[reg >> 6] >> (reg & 63) & 1;
-    die(format(loading ? "reads s%u before the s_waitcnt lgkmcnt(0) that its load needs" : "reads s%u, which is not initialised", reg));
+    die(format(loading ? "reads s%u before the s_waitcnt lgkmcnt(0) that its load needs"
+                       : "reads s%u, which is not initialised",
+               reg));
 }
-void Wave::die_sgpr_overwrite(unsigned reg) const { die(format("overwrites s%u while a scalar load to it is in flight", reg)); }
+void Wave::die_sgpr_overwrite(unsigned reg) const {
+    die(format("overwrites s%u while a scalar load to it is in flight", reg));
+}
 
 u32 Wave::special(unsigned reg) const {
     switch (reg) {
-        case kSccSrc: return get_scc();
-        case kVccz: return read_s64(kVcc) == 0;
-        case kExecz: return exec() == 0;
-        default: return static_cast<u32>(special64(reg));
+        case kSccSrc:
+            return get_scc();
+        case kVccz:
+            return read_s64(kVcc) == 0;
+        case kExecz:
+            return exec() == 0;
+        default:
+            return static_cast<u32>(special64(reg));
     }
 }
 u64 Wave::special64(unsigned reg) const {
     switch (reg) {
-        case kSharedBase: return kSharedAperture;
-        case kPrivateBase: return kPrivateAperture;
-        case kSharedLimit: case kPrivateLimit: return 0xffffffffull;
-        default: return special(reg);
+        case kSharedBase:
+            return kSharedAperture;
+        case kPrivateBase:
+            return kPrivateAperture;
+        case kSharedLimit:
+        case kPrivateLimit:
+            return 0xffffffffull;
+        default:
+            return special(reg);
     }
 }
 
-// --- sources with modifiers -------------------------------------------------------------------------------------------------------
+// --- sources with modifiers
+// -------------------------------------------------------------------------------------------------------
 
 static int dpp_source(const Dpp& d, int l) {  // source lane or -1
     const int row = l & ~15, i = l & 15;
     switch (d.ctrl) {
-        case Dpp::quad_perm: return (l & ~3) | (d.arg >> (2 * (l & 3)) & 3);
-        case Dpp::row_shl: return i + d.arg < 16 ? l + d.arg : -1;
-        case Dpp::row_shr: return i >= d.arg ? l - d.arg : -1;
-        case Dpp::row_ror: return row | ((i - d.arg) & 15);
-        case Dpp::wave_shl: return l + 1 < 64 ? l + 1 : -1;
-        case Dpp::wave_rol: return (l + 1) & 63;
-        case Dpp::wave_shr: return l - 1;
-        case Dpp::wave_ror: return (l - 1) & 63;
-        case Dpp::row_mirror: return row | (15 - i);
-        case Dpp::row_half_mirror: return (l & ~7) | (7 - (l & 7));
-        case Dpp::row_bcast15: return row ? row - 1 : -1;
-        case Dpp::row_bcast31: return l >= 32 ? 31 : -1;
-        case Dpp::row_newbcast: return row | d.arg;
-        default: return l;
+        case Dpp::quad_perm:
+            return (l & ~3) | (d.arg >> (2 * (l & 3)) & 3);
+        case Dpp::row_shl:
+            return i + d.arg < 16 ? l + d.arg : -1;
+        case Dpp::row_shr:
+            return i >= d.arg ? l - d.arg : -1;
+        case Dpp::row_ror:
+            return row | ((i - d.arg) & 15);
+        case Dpp::wave_shl:
+            return l + 1 < 64 ? l + 1 : -1;
+        case Dpp::wave_rol:
+            return (l + 1) & 63;
+        case Dpp::wave_shr:
+            return l - 1;
+        case Dpp::wave_ror:
+            return (l - 1) & 63;
+        case Dpp::row_mirror:
+            return row | (15 - i);
+        case Dpp::row_half_mirror:
+            return (l & ~7) | (7 - (l & 7));
+        case Dpp::row_bcast15:
+            return row ? row - 1 : -1;
+        case Dpp::row_bcast31:
+            return l >= 32 ? 31 : -1;
+        case Dpp::row_newbcast:
+            return row | d.arg;
+        default:
+            return l;
     }
 }
 
@@ -80,7 +112,8 @@ u64 Wave::dpp_lanes(const Inst& in) const {
     const u64 active = exec();
     u64 lanes = 0;
     for (int l = 0; l < kLanes; ++l) {
-        if (!(active >> l & 1) || !(in.dpp.row_mask >> (l >> 4) & 1) || !(in.dpp.bank_mask >> (l >> 2 & 3) & 1)) continue;
+        if (!(active >> l & 1) || !(in.dpp.row_mask >> (l >> 4) & 1) || !(in.dpp.bank_mask >> (l >> 2 & 3) & 1))
+            continue;
         const int s = dpp_source(in.dpp, l);
         if (in.dpp.bound_ctrl || (s >= 0 && (active >> s & 1))) lanes |= 1ull << l;
     }
@@ -199,8 +232,10 @@ void finish_valu(Wave& w, const Inst& in, Row& r, u64 lanes) {
         for (int l = 0; l < kLanes; ++l) {
             const u32 x = r.l[l] << shift & mask;
             u32 rest = 0;
-            if (in.sdwa.unused == 2) rest = old.l[l] & ~mask;
-            else if (in.sdwa.unused == 1 && (r.l[l] >> (word ? 15 : 7) & 1)) rest = shift + (word ? 16 : 8) < 32 ? ~0u << (shift + (word ? 16 : 8)) : 0u;
+            if (in.sdwa.unused == 2)
+                rest = old.l[l] & ~mask;
+            else if (in.sdwa.unused == 1 && (r.l[l] >> (word ? 15 : 7) & 1))
+                rest = shift + (word ? 16 : 8) < 32 ? ~0u << (shift + (word ? 16 : 8)) : 0u;
             r.l[l] = x | rest;
         }
     } else if (in.dst_hi) {
@@ -212,7 +247,8 @@ void finish_valu(Wave& w, const Inst& in, Row& r, u64 lanes) {
     w.mark(d, lanes);
 }
 
-// --- outstanding memory instructions ----------------------------------------------------------------------------------------------
+// --- outstanding memory instructions
+// ----------------------------------------------------------------------------------------------
 
 void Wave::issue(InFlight f) {
     f.pc = now->pc;
@@ -240,8 +276,8 @@ void Wave::retire(InFlight& f, bool) {
     group->retired(*this, f);
 }
 
-// At most n instructions may remain outstanding. An in-order one is surely done when n or more younger in-order ones follow it;
-// an out-of-order one (scalar loads, FLAT) only when nothing at all may remain.
+// At most n instructions may remain outstanding. An in-order one is surely done when n or more younger in-order ones
+// follow it; an out-of-order one (scalar loads, FLAT) only when nothing at all may remain.
 void Wave::wait(std::deque<InFlight>& queue, int n) {
     if (queue.empty()) return;
     int younger = 0;

@@ -1,7 +1,8 @@
 // The state of one wavefront, and how an instruction reads and writes its registers.
 //
-// Every register knows whether it may be read: `ready` holds one bit a lane (written, and no load in flight), `pending` counts the
-// loads that will still write the register. Reading anything else, or overwriting the target of a load, is an error with the pc.
+// Every register knows whether it may be read: `ready` holds one bit a lane (written, and no load in flight), `pending`
+// counts the loads that will still write the register. Reading anything else, or overwriting the target of a load, is
+// an error with the pc.
 #pragma once
 #include <deque>
 #include <vector>
@@ -17,14 +18,14 @@ struct Group;
 struct InFlight {
     enum Kind : u8 { in_order, out_of_order } order = in_order;
     bool vm = false, lgkm = false;
-    u16 first = 0, count = 0;      // vector registers being loaded
+    u16 first = 0, count = 0;  // vector registers being loaded
     u64 lanes = 0;
-    u16 sfirst = 0, scount = 0;    // scalar registers being loaded
+    u16 sfirst = 0, scount = 0;  // scalar registers being loaded
     u64 pc = 0;
     std::vector<u32> store_events;  // global memory events that become visible when this retires
     std::vector<u32> lds_bytes;     // (address, bytes) pairs of the LDS accesses
     bool lds_write = false, lds_dma = false;
-    u8 cache_op = 0;                // 1: L2 write-back
+    u8 cache_op = 0;  // 1: L2 write-back
 };
 
 enum class WaveStop : u8 { running, barrier, done, yield };

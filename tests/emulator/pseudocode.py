@@ -499,7 +499,7 @@ class Machine:
         if kind in ("f", "bf"):
             if v.kind in ("f", "bf"):
                 return number(kind, width, v.num())
-            if v.kind in ("b", "u") and v.width == width:
+            if v.kind in ("b", "u") and (v.width == width or width == 16):  # 16'F(0xfe00) names bits
                 return V(kind, width, v.bits)
             return number(kind, width, Fraction(v.num()))
         if v.kind in ("f", "bf"):

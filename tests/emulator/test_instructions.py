@@ -49,6 +49,7 @@ NOT_BY_PSEUDOCODE = {
         f"v_rndne_f{n}": "adds one half in the operand's own precision, which rounds: test_lanes.py"
         for n in (16, 32, 64)
     },
+    "v_cvt_rpi_i32_f32": "adds one half in f32, which rounds for large operands",
     "v_lerp_u8": "the document's widths drop the carry: test_lanes.py",
     "v_div_fixup_legacy_f16": "the document leaves the type of its infinities open; compilers do not emit it",
     "v_cvt_off_f32_i4": "needs a table the document gives elsewhere: test_lanes.py",
@@ -298,6 +299,7 @@ def used_by_kernels(arch: str) -> frozenset[str]:
 # Instructions of the shipped kernels that the pseudocode oracle cannot evaluate, and where they are checked instead.
 CHECKED_ELSEWHERE = {
     "v_perm_b32": "test_lanes.py",
+    "v_alignbit_b32": "test_lanes.py",
     "v_bitop3_b16": "test_lanes.py",
     "v_bitop3_b32": "test_lanes.py",
     "v_mad_u64_u32": "test_lanes.py",
@@ -322,12 +324,15 @@ CHECKED_ELSEWHERE = {
 
 
 def test_every_vector_and_scalar_instruction_of_the_kernels_has_an_oracle() -> None:
+    everything: dict[str, list[str]] = {}
     for arch in ARCHS:
         forms_here = {base(n) for n in known_forms(arch)}
         alu = {n for n in used_by_kernels(arch) if emulator.get().knows(arch, n) in ("valu", "salu")}
         open_ = {n for n in alu - forms_here if not any(n.startswith(known) for known in CHECKED_ELSEWHERE)}
-        assert not open_, f"{arch}: no oracle checks {sorted(open_)}"
+        if open_:
+            everything[arch] = sorted(open_)
         assert all(emulator.get().knows(arch, n) for n in used_by_kernels(arch))
+    assert not everything, f"no oracle checks {everything}"
 
 
 def test_instructions_match_the_isa_pseudocode(rng: np.random.Generator) -> None:

@@ -72,8 +72,15 @@ def test_three_input_logic(words: np.ndarray, rng: np.random.Generator) -> None:
         assert (out[:, 1] & 0xFFFF == want & 0xFFFF).all()
 
 
+def test_funnel_shift(words: np.ndarray) -> None:
+    wide = words[:, 0].astype(np.uint64) << np.uint64(32) | words[:, 2]
+    out = run("  v_alignbit_b32 v16, v10, v12, v14\n  v_alignbit_b32 v17, v10, v12, 13", words)
+    assert (out[:, 0] == (wide >> (words[:, 4] & 31).astype(np.uint64)).astype(np.uint32)).all()
+    assert (out[:, 1] == (wide >> np.uint64(13)).astype(np.uint32)).all()
+
+
 def test_rounding_to_integers(words: np.ndarray, rng: np.random.Generator) -> None:
-    x = np.concatenate([np.arange(-16, 16) / 2, rng.standard_normal(32) * 10.0 ** rng.integers(0, 9, 32)]).astype(
+    x = np.concatenate([np.arange(-16, 16) / 2, rng.standard_normal(32) * 10.0 ** rng.integers(0, 4, 32)]).astype(
         np.float32
     )
     words[:, 0] = x.view(np.uint32)

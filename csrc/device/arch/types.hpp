@@ -4,9 +4,9 @@
 
 #define PETIT_DEVICE __attribute__((device)) __attribute__((always_inline)) inline
 #define PETIT_SHARED __attribute__((shared))
-#define PETIT_KERNEL(threads, waves_per_simd)                                                      \
+#define PETIT_KERNEL(threads, waves_per_simd)                                                         \
     extern "C" __attribute__((global)) __attribute__((amdgpu_flat_work_group_size(threads, threads))) \
-        __attribute__((amdgpu_waves_per_eu(waves_per_simd)))
+    __attribute__((amdgpu_waves_per_eu(waves_per_simd)))
 
 namespace petit {
 
