@@ -78,7 +78,7 @@ def test_round_trip_and_exact_values(target, fmt, n, k, rng):
 
 def test_padding_is_zero_and_out_is_filled(rng):
     c = random_checkpoint(rng, "nvfp4", 3, 32)
-    meta, tensors = layout.pack(source(c), "gfx942", None)
+    _, tensors = layout.pack(source(c), "gfx942", None)
     stored = int(tensors["weight"].ne(0).sum())
     assert stored <= 3 * 16
     assert not tensors["row_scale"][3:].any()
@@ -126,7 +126,7 @@ def operands(c, target):
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("fmt", ["nvfp4", "mxfp4"])
 def test_fits_is_a_proof(target, fmt, rng):
-    """A row said to fit has only operands that f16 holds (normal ones on gfx90a); most rows that do not fit break that."""
+    """A row said to fit has only operands that f16 holds (normal ones on gfx90a); most that do not fit break that."""
     spread = np.arange(0, 0x7F) if fmt == "nvfp4" else np.arange(100, 130)
     c = random_checkpoint(rng, fmt, 400, 64, scales=spread)
     product, fits = operands(c, target)

@@ -25,7 +25,8 @@ _NAME = re.compile(r"petit_(decode|tile)_(nvfp4|mxfp4)_(bf16|f16)_m(\d+)(_exact)
 @dataclass(frozen=True)
 class Report:
     """One kernel. Rates are per 8 weights of a lane; `valu_per_8_weights` includes the activation pre-pass amortised
-    over (N, K) = (8192, 8192) at 16 rows, `loop_valu_per_8_weights` does not. Bytes are per lane, wave or CU as named."""
+    over (N, K) = (8192, 8192) at 16 rows, `loop_valu_per_8_weights` does not. Bytes are per lane, wave or CU, as named.
+    """
 
     kernel: str
     arch: str
@@ -99,7 +100,7 @@ def bytes_in_flight(loop: list[Instruction], loads: list[Instruction]) -> int:
 
 
 def conversion_valu(kernel: Kernel, rows: int, k: int) -> float:
-    """VALU wave instructions of the activation pre-pass for [rows, k]: every slice scans its row, then writes its part."""
+    """VALU instructions of the activation pre-pass for [rows, k]: each slice scans its row, then writes its part."""
     loops = [body for body in kernel.loops() if any(i.load_bytes == 16 for i in body)]
 
     def per_piece(stores: bool) -> float:
