@@ -10,7 +10,7 @@ import torch
 from petit_plugin._types import GROUP_SIZE, CheckpointTensors
 from petit_plugin.backends import Backend, backend_for, default_arch
 from petit_plugin.packing.experts import LAYOUTS, PARTS, WEIGHT_TENSORS, PackedExperts, PackedExpertsMeta, packed_rows
-from petit_plugin.packing.validate import check_checkpoint, label
+from petit_plugin.packing.validate import check_checkpoint, check_float32, label
 
 
 class _Bank(NamedTuple):
@@ -224,6 +224,7 @@ def _check_global_scale(
     if value is None:
         raise ValueError(f"{what} is missing: NVFP4 needs it (weight_scale_2; pass 1.0 if the checkpoint has none)")
     if isinstance(value, (int, float)) and not isinstance(value, bool):
+        check_float32(what, value)
         value = torch.tensor(value, dtype=torch.float32, device=device)
     if not isinstance(value, torch.Tensor):
         raise TypeError(f"{what} must be a torch.Tensor or a number, got {type(value).__name__}")
