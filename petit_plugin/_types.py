@@ -52,7 +52,8 @@ class CheckpointTensors(NamedTuple):
     """One layer as the checkpoint has it, validated: bytes, rows of unit stride.
 
     weight uint8 [n, k/2], low nibble = even k; scale uint8 [n, k/group] (E4M3FN or E8M0 bytes); global_scale float32
-    [1] or [n], contiguous (ones for MXFP4). `name` is the layer's, for messages.
+    [1] or [n], contiguous (ones for MXFP4). `name` is the layer's, for messages. `quiet`: the caller logs that a layer
+    is exact, since it packs many of them.
     """
 
     format: str
@@ -60,6 +61,7 @@ class CheckpointTensors(NamedTuple):
     weight: torch.Tensor
     scale: torch.Tensor
     global_scale: torch.Tensor
+    quiet: bool = False
 
     @property
     def n(self) -> int:

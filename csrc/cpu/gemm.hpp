@@ -1,8 +1,8 @@
 // What every CPU kernel is given, and the one entry point that runs them.
 //
 // y[m, n] = round( (sum_k x[m, k] * w[n, k]) * row_scale[n] * 2^row_exponent[n] + bias[n] ), where w is E2M1 times its
-// block scale, exactly; the products are accumulated in float32, or in float64 for an `exact` weight; there is one
-// rounding, to y's type.
+// block scale, exactly; the products are accumulated in float32 (float64 by the portable kernel, and for an `exact`
+// weight); there is one rounding, to y's type.
 //
 // Packed weight: rows padded to 16, k a multiple of the group (16 for NVFP4, 32 for MXFP4) and not padded.
 //   weight [n_pad/16][k/8][64]  64 bytes = 16 rows x 8 k. Little-endian dword r belongs to row n0 + r; bits 4p..4p+3 of
@@ -31,7 +31,7 @@ struct WeightView {
     const uint8_t* scale;
     const float* row_scale;       // [n_pad]
     const int32_t* row_exponent;  // [n_pad], or null for all zero
-    bool exact;                   // needs the float64 kernel (MXFP4 rows that span more than float32 sums can hold)
+    bool exact;                   // needs the portable kernel (MXFP4 rows that span more than float32 sums can hold)
 };
 
 struct GemmProblem {

@@ -121,11 +121,11 @@ void grouped_gemm(const GemmProblem* problems, int64_t count, DType x_dtype, DTy
     int64_t exact = 0;
     for (int64_t i = 0; i < count; ++i) exact += problems[i].w.exact ? 1 : 0;
     if (exact == 0) return kernel(problems, count, x_dtype, y_dtype, threads);
-    if (exact == count) return grouped_gemm_exact(problems, count, x_dtype, y_dtype, threads);
+    if (exact == count) return grouped_gemm_portable(problems, count, x_dtype, y_dtype, threads);
     std::vector<GemmProblem> split[2];
     for (int64_t i = 0; i < count; ++i) split[problems[i].w.exact ? 1 : 0].push_back(problems[i]);
     kernel(split[0].data(), static_cast<int64_t>(split[0].size()), x_dtype, y_dtype, threads);
-    grouped_gemm_exact(split[1].data(), exact, x_dtype, y_dtype, threads);
+    grouped_gemm_portable(split[1].data(), exact, x_dtype, y_dtype, threads);
 }
 
 }  // namespace petit::cpu

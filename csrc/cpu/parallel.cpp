@@ -8,6 +8,8 @@
 #include <cstring>
 #include <string>
 
+#include "float_mode.hpp"
+
 namespace petit::cpu {
 namespace {
 
@@ -85,6 +87,7 @@ struct Team {
 void run_member(void* data) {
     const Team& team = *static_cast<const Team*>(data);
     const Runtime& omp = runtime();
+    const FloatMode mode;
     team.fn(team.context, omp.thread_num(), omp.num_threads());
 }
 
@@ -114,12 +117,16 @@ void parallel_region(int threads, ThreadFn fn, void* context) {
             return;
         }
     }
+    const FloatMode mode;
     fn(context, 0, 1);
 }
 
 void parallel_for(int threads, int64_t tasks, RangeFn fn, void* context) {
     if (tasks <= 0) return;
-    if (threads <= 1 || tasks == 1) return fn(context, 0, tasks);
+    if (threads <= 1 || tasks == 1) {
+        const FloatMode mode;
+        return fn(context, 0, tasks);
+    }
     Ranges ranges{fn, context, tasks};
     parallel_region(tasks < threads ? static_cast<int>(tasks) : threads, run_range, &ranges);
 }

@@ -2,6 +2,7 @@
 //
 // Nothing here links OpenMP, so the same code built by gcc or clang shares torch's thread pool instead of bringing a
 // second one. The runtime is looked up at the first call, never when the library is loaded.
+// All work, on every thread and when it is serial, runs in the same floating-point mode (float_mode.hpp).
 #pragma once
 
 #include <cstdint>

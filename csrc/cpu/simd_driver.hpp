@@ -54,19 +54,6 @@ class Scratch {
     int64_t capacity_ = 0;
 };
 
-// Results are those of float32 arithmetic whatever the thread's flush-to-zero and rounding modes are
-// (torch.set_flush_denormal sets the former on some threads only).
-class FloatMode {
-  public:
-    FloatMode() : saved_(_mm_getcsr()) { _mm_setcsr(0x1f80u); }
-    ~FloatMode() { _mm_setcsr(saved_); }
-    FloatMode(const FloatMode&) = delete;
-    FloatMode& operator=(const FloatMode&) = delete;
-
-  private:
-    unsigned saved_;
-};
-
 constexpr int64_t kScratchBytes = int64_t{64} << 20;  // prepared activations held at once
 constexpr int64_t kMostRows = 512;                    // of them per item: further rows dequantise the weights again
 constexpr int64_t kDecodeTaskBytes = 96 << 10;        // weights of one decode task
@@ -161,7 +148,6 @@ class Driver {
     // Rows begin .. end of all items, counted through.
     void prepare(int64_t begin, int64_t end) {
         static thread_local Scratch<float> line_memory;
-        const FloatMode mode;
         const int64_t element = x_dtype_ == DType::f32 ? 4 : 2;
         for (int64_t i = 0, first = 0; i < count_ && first < end; first += items_[i++].m) {
             Item& item = items_[i];
@@ -182,7 +168,6 @@ class Driver {
 
     // Tasks are handed out one by one: cores of a shared machine do not run equally fast.
     void work() {
-        const FloatMode mode;
         int64_t i = 0;
         for (;;) {
             const int64_t task = __atomic_fetch_add(&next_task_, int64_t{1}, __ATOMIC_RELAXED);

@@ -23,15 +23,37 @@ def padded_rows(n: int) -> int:
     return -(-n // ROW_BLOCK) * ROW_BLOCK
 
 
-def _pointer(tensor: torch.Tensor | None) -> int:
+def pointer(tensor: torch.Tensor | None) -> int:
+    """Address, 0 for None."""
     return 0 if tensor is None else tensor.data_ptr()
 
 
-class CpuBackend:
-    def __init__(self) -> None:
-        self._reported = False
-        os.register_at_fork(after_in_child=self._forget_report)
+class KernelReport:
+    """One line per process about what runs, dense layers or experts; a warning if it is slower than it could be."""
 
+    def __init__(self) -> None:
+        self._done = False
+        os.register_at_fork(after_in_child=self._forget)
+
+    def _forget(self) -> None:
+        self._done = False
+
+    def __call__(self, isa: int) -> None:
+        if self._done:
+            return
+        self._done = True
+        note = " (the slow one: no AVX2 here, or PETIT_CPU_ISA asks for it)" if isa == 0 else ""
+        runtime = _native.openmp_runtime()
+        threads = runtime or "none here, or lost in a fork after the parent had used it, so one thread"
+        slow = isa == 0 or not runtime
+        level = logging.WARNING if slow else logging.INFO
+        logger.log(level, "CPU kernels: %s%s; OpenMP runtime: %s", _native.isa_name(isa), note, threads)
+
+
+report_kernels = KernelReport()
+
+
+class CpuBackend:
     def layout(self, meta: PackedMeta) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
         rows = padded_rows(meta.n)
         layout: dict[str, tuple[tuple[int, ...], torch.dtype]] = {
@@ -58,14 +80,14 @@ class CpuBackend:
             *(fmt, n, k, source.weight.data_ptr(), source.weight.stride(0)),
             *(source.scale.data_ptr(), source.scale.stride(0)),
         )
-        nan_row, nan_group, shifted, exact = _native.plan_packing(*checkpoint, _pointer(exponent), threads)
+        nan_row, nan_group, shifted, exact = _native.plan_packing(*checkpoint, pointer(exponent), threads)
         scale_name = f"{source.name}.weight_scale" if source.name else "weight_scale"
         if nan_row >= 0:
             raise ValueError(
                 f"{scale_name}[{nan_row}, {nan_group}] is NaN and its block is not all zero; the checkpoint is damaged"
             )
         meta = PackedMeta(source.format, arch, n, k, exact)
-        if exact:
+        if exact and not source.quiet:
             logger.warning(
                 "%s spans more than 120 octaves in one row; this layer runs the float64 kernel, which is slow",
                 scale_name,
@@ -89,7 +111,7 @@ class CpuBackend:
                 tensors["row_exponent"].copy_(exponent)
         _native.pack(
             *(*checkpoint, tensors["weight"].data_ptr(), tensors["scale"].data_ptr()),
-            *(_pointer(exponent) if shifted else 0, threads),
+            *(pointer(exponent) if shifted else 0, threads),
         )
         tensors["row_scale"][:n] = source.global_scale
         tensors["row_scale"][n:] = 0
@@ -100,7 +122,7 @@ class CpuBackend:
         scales = torch.empty(meta.n, meta.k // meta.group_size, dtype=torch.uint8)
         _native.unpack(
             *(FORMATS[meta.format], meta.n, meta.k, tensors["weight"].data_ptr(), tensors["scale"].data_ptr()),
-            *(_pointer(tensors.get("row_exponent")), codes.data_ptr(), scales.data_ptr(), torch.get_num_threads()),
+            *(pointer(tensors.get("row_exponent")), codes.data_ptr(), scales.data_ptr(), torch.get_num_threads()),
         )
         return codes, scales
 
@@ -116,7 +138,7 @@ class CpuBackend:
         out = torch.empty(meta.n, meta.k, dtype=dtype)
         _native.dequantize(
             *(FORMATS[meta.format], meta.n, meta.k, weight.data_ptr(), scale.data_ptr(), row_scale.data_ptr()),
-            *(_pointer(row_exponent), out.data_ptr(), OUT_TYPES[dtype], torch.get_num_threads()),
+            *(pointer(row_exponent), out.data_ptr(), OUT_TYPES[dtype], torch.get_num_threads()),
         )
         return out
 
@@ -138,26 +160,12 @@ class CpuBackend:
         if rows.stride(1) != 1:
             rows = rows.contiguous()
         isa = _native.best_isa()
-        if not self._reported:
-            self._report(isa)
+        report_kernels(isa)
         if bias is not None:
             bias = bias.contiguous()
         _native.linear(
             *(rows.data_ptr(), rows.stride(0), rows.shape[0], DTYPES[x.dtype], FORMATS[meta.format], n, k),
-            *(weight.data_ptr(), scale.data_ptr(), row_scale.data_ptr(), _pointer(row_exponent), meta.exact),
-            *(_pointer(bias), 2 if bias is None else DTYPES[bias.dtype], y.data_ptr(), torch.get_num_threads(), isa),
+            *(weight.data_ptr(), scale.data_ptr(), row_scale.data_ptr(), pointer(row_exponent), meta.exact),
+            *(pointer(bias), 2 if bias is None else DTYPES[bias.dtype], y.data_ptr(), torch.get_num_threads(), isa),
         )
         return y
-
-    def _forget_report(self) -> None:
-        self._reported = False
-
-    def _report(self, isa: int) -> None:
-        """One line per process about what runs; a warning if it is slower than it could be."""
-        self._reported = True
-        note = " (the slow one: no AVX2 here, or PETIT_CPU_ISA asks for it)" if isa == 0 else ""
-        runtime = _native.openmp_runtime()
-        threads = runtime or "none here, or lost in a fork after the parent had used it, so one thread"
-        slow = isa == 0 or not runtime
-        level = logging.WARNING if slow else logging.INFO
-        logger.log(level, "CPU kernels: %s%s; OpenMP runtime: %s", _native.isa_name(isa), note, threads)

@@ -2,21 +2,13 @@
 
 from __future__ import annotations
 
-import logging
-
 import torch
 
 from petit_plugin import _native
 from petit_plugin._moe_call import KINDS, MoeCall
-from petit_plugin.backends.cpu import DTYPES, FORMATS
-
-logger = logging.getLogger("petit_plugin.backends.cpu")
+from petit_plugin.backends.cpu import DTYPES, FORMATS, pointer, report_kernels
 
 WORKSPACE_BUDGET = 256 << 20  # bytes; longer batches are done in chunks of tokens
-
-
-def _pointer(tensor: torch.Tensor | None) -> int:
-    return 0 if tensor is None else tensor.data_ptr()
 
 
 def _index(tensor: torch.Tensor | None) -> tuple[int, bool]:
@@ -30,9 +22,6 @@ def allocate_workspace(nbytes: int) -> torch.Tensor:
 
 
 class CpuMoe:
-    def __init__(self) -> None:
-        self._reported = False
-
     def fused_moe(self, call: MoeCall, out: torch.Tensor, intermediate: torch.Tensor | None = None) -> None:
         if call.activation_format is not None:
             raise ValueError(
@@ -41,8 +30,7 @@ class CpuMoe:
             )
         if out.numel() == 0:
             return
-        if not self._reported:
-            self._report()
+        report_kernels(_native.best_isa())
         x = call.x if call.x.stride(1) == 1 else call.x.contiguous()
         ids, weights = call.topk_ids.contiguous(), call.topk_weights.contiguous()
         expert_map = None if call.expert_map is None else call.expert_map.contiguous()
@@ -79,20 +67,13 @@ class CpuMoe:
             call.reduce,
             out.data_ptr(),
             DTYPES[out.dtype],
-            _pointer(intermediate),
+            pointer(intermediate),
             workspace.data_ptr(),
             WORKSPACE_BUDGET,
             torch.get_num_threads(),
         )
 
-    def _report(self) -> None:
-        self._reported = True
-        isa = _native.best_isa()
-        level = logging.WARNING if isa == 0 else logging.INFO
-        note = " (the slow one: no AVX2 here, or PETIT_CPU_ISA asks for it)" if isa == 0 else ""
-        logger.log(level, "CPU expert kernels: %s%s", _native.isa_name(isa), note)
-
 
 def _bank(*tensors: torch.Tensor | None) -> tuple[int, ...]:
     """Addresses of one weight bank, 0 for what it does not have."""
-    return tuple(_pointer(tensor) for tensor in tensors)
+    return tuple(pointer(tensor) for tensor in tensors)

@@ -9,6 +9,7 @@ import torch
 
 from petit_plugin._types import PackedMeta
 from petit_plugin.backends import Backend, backend_for
+from petit_plugin.ops.arguments import check_plain_tensor
 from petit_plugin.ops.library import DEVICES, LIBRARY
 from petit_plugin.packing.packed_weight import PackedWeight, fits
 
@@ -36,6 +37,9 @@ def linear(x: torch.Tensor, weight: PackedWeight, bias: torch.Tensor | None = No
     """
     if not isinstance(weight, PackedWeight):
         raise TypeError(f"weight must be a PackedWeight (see pack_nvfp4, pack_mxfp4), got {type(weight).__name__}")
+    check_plain_tensor("x", x)
+    if bias is not None:
+        check_plain_tensor("bias", bias)
     if torch.is_grad_enabled() and (x.requires_grad or (bias is not None and bias.requires_grad)):
         return _with_gradient(x, weight, bias)
     return _call(x, weight, bias)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -10,8 +9,9 @@ import torch
 
 from petit_plugin._moe_call import KINDS, MoeCall
 from petit_plugin.backends.moe import MoeBackend, moe_backend_for
+from petit_plugin.ops.arguments import check_plain_tensor
 from petit_plugin.ops.library import DEVICES, LIBRARY
-from petit_plugin.ops.moe_activation import resolve_activation
+from petit_plugin.ops.moe_activation import check_limit, resolve_activation
 from petit_plugin.packing.experts import (
     PARTS,
     WEIGHT_TENSORS,
@@ -20,6 +20,7 @@ from petit_plugin.packing.experts import (
     PackedExpertsMeta,
     check_expert_tensor,
 )
+from petit_plugin.packing.validate import check_float32
 
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 _INDICES = (torch.int32, torch.int64)
@@ -72,11 +73,23 @@ def fused_moe(
     has only None (not at all). out_dtype: bfloat16, float16 or float32, default x's. out: a contiguous tensor to fill;
     it may be x itself.
 
-    Returns [T, H] (or [T, topk, H]). Raises TypeError or ValueError naming the argument; on the CPU that includes
-    expert ids that are out of range.
+    Returns [T, H] (or [T, topk, H]). For inference: nothing here has gradients, so x or topk_weights that require one
+    are refused unless torch.no_grad() or torch.inference_mode() is on. Raises TypeError or ValueError naming the
+    argument; on the CPU that includes expert ids that are out of range.
     """
     if not isinstance(experts, PackedExperts):
         raise TypeError(f"experts must be PackedExperts (see pack_experts), got {type(experts).__name__}")
+    for name, tensor in (("x", x), ("topk_weights", topk_weights), ("topk_ids", topk_ids)):
+        check_plain_tensor(name, tensor)
+    for name, optional in (("expert_map", expert_map), ("out", out)):
+        if optional is not None:
+            check_plain_tensor(name, optional)
+    if activation_format is not None and not isinstance(activation_format, str):
+        raise TypeError(f"activation_format must be a string or None, got {type(activation_format).__name__}")
+    if out_dtype is not None and not isinstance(out_dtype, torch.dtype):
+        raise TypeError(f"out_dtype must be a torch.dtype or None, got {type(out_dtype).__name__}")
+    check_float32("routed_scaling_factor", routed_scaling_factor)
+    _refuse_gradients(x, topk_weights, out)
     call = make_call(
         x,
         experts,
@@ -98,6 +111,18 @@ def fused_moe(
         return result
     torch.ops.petit.fused_moe_out(*call, out)
     return out
+
+
+def _refuse_gradients(x: torch.Tensor, topk_weights: torch.Tensor, out: torch.Tensor | None) -> None:
+    """Rather an error than a result that looks differentiable and is not."""
+    if not torch.is_grad_enabled():
+        return
+    for name, tensor in (("x", x), ("topk_weights", topk_weights), ("out", out)):
+        if tensor is not None and tensor.requires_grad:
+            raise ValueError(
+                f"{name} requires a gradient, but fused_moe is for inference and has none; "
+                f"call it under torch.no_grad() or torch.inference_mode(), or pass {name}.detach()"
+            )
 
 
 def make_call(
@@ -210,6 +235,8 @@ def _check_tokens(call: MoeCall) -> None:
             f"expert_map is {expert_map.dtype} {list(expert_map.shape)}; expected int32 or int64 [global experts] "
             f"with the local expert or -1"
         )
+    if expert_map is not None and expert_map.shape[0] == 0:
+        raise ValueError("expert_map is empty: it needs an entry for every global expert; pass None for no map")
     for name, tensor in (("x", x), ("topk_ids", ids), ("topk_weights", weights), ("expert_map", expert_map)):
         if tensor is not None and tensor.device != device:
             raise ValueError(
@@ -221,8 +248,9 @@ def _check_tokens(call: MoeCall) -> None:
         )
     if call.out_dtype not in _DTYPES:
         raise TypeError(f"out_dtype is {call.out_dtype}; expected bfloat16, float16 or float32")
-    if not math.isfinite(call.routed_scaling_factor):
-        raise ValueError(f"routed_scaling_factor is {call.routed_scaling_factor}; it must be a finite number")
+    for name in ("alpha", "beta", "routed_scaling_factor"):
+        check_float32(name, getattr(call, name))
+    check_limit(call.limit)
 
 
 def _check_out(call: MoeCall, out: torch.Tensor) -> None:
@@ -235,7 +263,8 @@ def _check_out(call: MoeCall, out: torch.Tensor) -> None:
 
 
 def _overlaps(a: torch.Tensor, b: torch.Tensor) -> bool:
-    if a.numel() == 0 or b.numel() == 0 or a.untyped_storage().data_ptr() != b.untyped_storage().data_ptr():
+    """Whether the address ranges do: two storages may share memory (slices of one NumPy array)."""
+    if a.numel() == 0 or b.numel() == 0:
         return False
     (a_first, a_last), (b_first, b_last) = (
         (
@@ -270,6 +299,10 @@ def _fused_moe_out(*args: Any) -> None:
     same = (x.data_ptr(), x.shape, x.stride(), x.dtype) == (out.data_ptr(), out.shape, out.stride(), out.dtype)
     if _overlaps(out, x) and not same:
         raise ValueError("out overlaps x without being x; give it memory of its own")
+    for name in ("topk_ids", "topk_weights", "expert_map"):
+        tensor = getattr(call, name)
+        if tensor is not None and _overlaps(out, tensor):
+            raise ValueError(f"out overlaps {name}, which is read until the end; give it memory of its own")
     backend.fused_moe(call, out)
 
 

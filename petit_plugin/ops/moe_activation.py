@@ -6,6 +6,7 @@ import math
 from typing import NamedTuple
 
 from petit_plugin._moe_call import KINDS
+from petit_plugin.packing.validate import check_float32
 
 
 class Activation(NamedTuple):
@@ -44,9 +45,11 @@ def resolve_activation(
     no limit unless given: DeepSeek and MiniMax clamp it). A "_no_mul" suffix says that the experts are ungated.
     Ungated experts take neither beta nor limit.
 
-    Raises ValueError for an unknown name, parameters the activation would have to ignore, and a gated name on ungated
-    experts or the reverse.
+    Raises TypeError or ValueError for an unknown name, numbers that float32 cannot hold, parameters the activation
+    would have to ignore, and a gated name on ungated experts or the reverse.
     """
+    if not isinstance(name, str):
+        raise TypeError(f"activation must be a string, got {type(name).__name__}; there are {', '.join(NAMES)}")
     base = name.removesuffix(_NO_MUL)
     oai = base in ("swigluoai", _UNINTERLEAVED)
     kind = "silu" if oai else _ALIASES.get(base, base)
@@ -68,10 +71,19 @@ def resolve_activation(
     if base == _UNINTERLEAVED and len(given) < 3:
         raise ValueError(f"activation {name!r} has no defaults: pass alpha, beta and limit (gpt-oss: 1.702, 1, 7)")
     for key, value in given.items():
-        if math.isnan(value) or (math.isinf(value) and key != "limit"):
-            raise ValueError(f"{key} is {value}: it must be a number")
-    if limit is not None and limit <= 0:
-        raise ValueError(f"limit is {limit}: it must be positive (None for no clamping)")
+        if key == "limit":
+            check_limit(value)
+        else:
+            check_float32(key, value)
     defaults = {"alpha": 1.702, "beta": 1.0, "limit": 7.0} if oai else {"alpha": 1.0, "beta": 0.0, "limit": math.inf}
     values = defaults | {key: float(value) for key, value in given.items()}
     return Activation(kind, values["alpha"], values["beta"], values["limit"])
+
+
+def check_limit(limit: float) -> None:
+    """Positive, and a number of float32 or infinity (no clamping)."""
+    if limit == math.inf:
+        return
+    check_float32("limit", limit)
+    if limit <= 0:
+        raise ValueError(f"limit is {limit}: it must be positive (None for no clamping)")

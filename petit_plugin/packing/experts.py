@@ -175,7 +175,7 @@ class PackedExperts:
 
 
 def check_expert_tensors(meta: PackedExpertsMeta, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Names, shapes, dtypes, contiguity and device of packed tensors; TypeError or ValueError naming the first that does not fit."""
+    """Names, shapes, dtypes, contiguity and device of packed tensors; an error naming the first that does not fit."""
     layout = meta.tensor_layout()
     missing = [name for name in layout if name not in tensors and not name.endswith(_OPTIONAL)]
     unknown = [name for name in tensors if name not in layout]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -10,7 +11,9 @@ import torch
 from petit_plugin._types import GROUP_SIZE, CheckpointTensors
 from petit_plugin.backends import Backend, backend_for, default_arch
 from petit_plugin.packing.experts import LAYOUTS, PARTS, WEIGHT_TENSORS, PackedExperts, PackedExpertsMeta, packed_rows
-from petit_plugin.packing.validate import check_checkpoint, label
+from petit_plugin.packing.validate import check_checkpoint, check_float32, label
+
+logger = logging.getLogger("petit_plugin.packing")
 
 
 class _Bank(NamedTuple):
@@ -33,7 +36,10 @@ class _Bank(NamedTuple):
         if factor.numel() > 1:
             factor = packed_rows(factor[:, None], self.layout)[:, 0].contiguous()
         return source._replace(
-            weight=packed_rows(weight, self.layout), scale=packed_rows(scale, self.layout), global_scale=factor
+            weight=packed_rows(weight, self.layout),
+            scale=packed_rows(scale, self.layout),
+            global_scale=factor,
+            quiet=True,
         )
 
 
@@ -139,18 +145,28 @@ def _pack_into(out: PackedExperts, meta: PackedExpertsMeta, banks: list[_Bank], 
 
 
 def _fill(meta: PackedExpertsMeta, banks: list[_Bank], backend: Backend, tensors: dict[str, torch.Tensor]) -> bool:
-    """Pack every expert into its slices. Returns whether any needs the exact kernel."""
-    exact = False
+    """Pack every expert into its slices. Returns whether any needs the exact kernel, with one log line if so."""
+    exact: list[str] = []
+    affected = set()
     for bank in banks:
         slices = {name: tensors[key] for name in WEIGHT_TENSORS if (key := f"{bank.part}_{name}") in tensors}
         for index in range(meta.num_experts):
             target = {name: tensor[index] for name, tensor in slices.items()}
-            packed, _ = backend.pack(bank.expert(meta.format, index), meta.arch, target)
-            exact |= packed.exact
+            source = bank.expert(meta.format, index)
+            packed, _ = backend.pack(source, meta.arch, target)
+            if packed.exact:
+                exact.append(source.name)
+                affected.add(index)
         if bank.bias is not None:
             rows = packed_rows(bank.bias.detach()[..., None], bank.layout)[..., 0]
             tensors[f"{bank.part}_bias"].copy_(rows)
-    return exact
+    if exact:
+        logger.warning(
+            "%s: %d of %d experts have a row whose scales span more than the fast kernels hold (the first is %s); "
+            "all experts of this layer run the exact kernel, which is slow",
+            *(banks[0].name or "experts", len(affected), meta.num_experts, exact[0]),
+        )
+    return bool(exact)
 
 
 def _check_no_exponents(meta: PackedExpertsMeta, bank: _Bank, backend: Backend) -> None:
@@ -224,6 +240,7 @@ def _check_global_scale(
     if value is None:
         raise ValueError(f"{what} is missing: NVFP4 needs it (weight_scale_2; pass 1.0 if the checkpoint has none)")
     if isinstance(value, (int, float)) and not isinstance(value, bool):
+        check_float32(what, value)
         value = torch.tensor(value, dtype=torch.float32, device=device)
     if not isinstance(value, torch.Tensor):
         raise TypeError(f"{what} must be a torch.Tensor or a number, got {type(value).__name__}")

@@ -58,6 +58,8 @@ class PackedWeight:
 
         dtype: float64 (exact), float32, bfloat16 or float16.
         """
+        if not isinstance(dtype, torch.dtype):
+            raise TypeError(f"dtype must be a torch.dtype, got {type(dtype).__name__}")
         m = self.meta
         result: torch.Tensor = torch.ops.petit.dequantize(
             self.weight, self.scale, self.row_scale, self.row_exponent, m.format, m.arch, m.n, m.k, m.exact, dtype

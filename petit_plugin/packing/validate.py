@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 
 from petit_plugin._types import GROUP_SIZE, CheckpointTensors
@@ -17,6 +19,20 @@ _SCALE_DTYPES = {
 def label(name: str, tensor: str) -> str:
     """How a message calls a tensor: with its layer's name when there is one."""
     return f"{name}.{tensor}" if name else tensor
+
+
+_FLOAT32_OVERFLOW = 2.0**128 - 2.0**103  # and more rounds to infinity
+_FLOAT32_UNDERFLOW = 2.0**-150  # and less rounds to zero
+
+
+def check_float32(name: str, value: object) -> None:
+    """A Python number that float32 can hold: kernels compute with that. TypeError or ValueError."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TypeError(f"{name} must be a Python number, got {type(value).__name__}")
+    if not abs(value) < _FLOAT32_OVERFLOW:
+        raise ValueError(f"{name} is {value}; it must be a finite number in the range of float32")
+    if value != 0 and abs(value) <= _FLOAT32_UNDERFLOW:
+        raise ValueError(f"{name} is {value}, which is zero in float32; pass 0.0 if that is meant")
 
 
 def _names(dtypes: tuple[torch.dtype, ...]) -> str:
@@ -47,6 +63,8 @@ def _bytes(value: torch.Tensor, what: str, allowed: tuple[torch.dtype, ...], col
 def check_global_scale(value: object, what: str, n: int, device: torch.device) -> torch.Tensor:
     """float32 [1] or [n], contiguous and finite. Any sign is fine: it only multiplies."""
     if isinstance(value, (int, float)) and not isinstance(value, bool):
+        if math.isfinite(value):  # infinity and NaN have their own message below
+            check_float32(what, value)
         value = torch.tensor([value], dtype=torch.float32, device=device)
     scale = _tensor(value, what)
     if scale.dtype != torch.float32:

@@ -19,14 +19,6 @@ def kernel(request: pytest.FixtureRequest) -> str:
     return request.param
 
 
-@pytest.fixture(params=kernel_library.KERNELS[1:])
-def vector_kernel(request: pytest.FixtureRequest) -> str:
-    """All but the portable kernel, which sums plainly in float32: near that type's ends, opposite terms meet as
-    infinities and products lose bits, as float32 arithmetic does. The others shift such rows first."""
-    kernel_library.require(request.param)
-    return request.param
-
-
 # NVFP4: zero and 2^-15 .. 2^15, more than packing writes. MXFP4: the window of the fast kernels.
 EXTREMES = {"nvfp4": np.r_[0, 8:256], "mxfp4": np.arange(67, 188)}
 
@@ -52,9 +44,7 @@ def test_zero_blocks_with_any_scale(kernel: str, m: int, rng: np.random.Generato
 @pytest.mark.parametrize("fmt", ["nvfp4", "mxfp4"])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("few", [True, False])
-def test_extreme_activations(
-    vector_kernel: str, fmt: str, dtype: torch.dtype, few: bool, rng: np.random.Generator
-) -> None:
+def test_extreme_activations(kernel: str, fmt: str, dtype: torch.dtype, few: bool, rng: np.random.Generator) -> None:
     """Rows of one magnitude each, from subnormal to the type's largest, and rows of zeros of both signs."""
     info = torch.finfo(dtype)
     smallest = {torch.bfloat16: -133, torch.float16: -24, torch.float32: -149}[dtype]
@@ -67,11 +57,23 @@ def test_extreme_activations(
     layer = make_layer(rng, fmt, 20, 160)
     if few:
         calls = [Call(layer, x[i : i + 2], y_dtype=torch.float32) for i in range(0, len(x), 2)]
-        y = torch.cat(run(vector_kernel, calls))
+        y = torch.cat(run(kernel, calls))
     else:
-        (y,) = run(vector_kernel, [Call(layer, x.repeat(3, 1), y_dtype=torch.float32)])
+        (y,) = run(kernel, [Call(layer, x.repeat(3, 1), y_dtype=torch.float32)])
         x = x.repeat(3, 1)
     assert_close(y, reference(x, layer.values), norm=False)
+
+
+@pytest.mark.parametrize("m", [1, 4, 20])
+def test_products_beyond_float32(kernel: str, m: int, rng: np.random.Generator) -> None:
+    """Sums that only the row scale brings back into float32."""
+    layer = make_layer(rng, "nvfp4", 20, 32, scales=[255], codes=rng.integers(6, 8, (20, 32)))
+    layer.row_scale[:20] *= np.float32(2.0**-30)
+    x = torch.full((m, 32), 3e38)
+    (y,) = run(kernel, [Call(layer, x)])
+    ref = reference(x, layer.values * 2.0**-30)
+    assert np.isfinite(ref.value).all() and bool(torch.isfinite(y).all())
+    assert_close(y, ref, norm=False)
 
 
 @pytest.mark.parametrize("m", [1, 20])
@@ -132,14 +134,15 @@ def test_one_rounding(kernel: str, dtype: torch.dtype, rng: np.random.Generator)
         assert_close(y, reference(x, layer.values, bias), norm=False)
 
 
+@pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("m", [2, 20])
-def test_flush_modes_change_nothing(vector_kernel: str, m: int, rng: np.random.Generator) -> None:
+def test_flush_modes_change_nothing(kernel: str, m: int, threads: int, rng: np.random.Generator) -> None:
     layer = make_layer(rng, "mxfp4", 20, 96, scales=EXTREMES["mxfp4"])
     x = random_activations(rng, (m, 96), torch.float32) * torch.logspace(-44, 30, m)[:, None]
-    (expected,) = run(vector_kernel, [Call(layer, x)], threads=1)
+    (expected,) = run(kernel, [Call(layer, x)], threads)
     assert torch.set_flush_denormal(True)
     try:
-        (y,) = run(vector_kernel, [Call(layer, x)], threads=1)
+        (y,) = run(kernel, [Call(layer, x)], threads)
     finally:
         torch.set_flush_denormal(False)
     assert torch.equal(y, expected)

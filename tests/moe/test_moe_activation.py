@@ -50,6 +50,9 @@ def test_names(name: str, gated: bool, parameters: dict[str, float], expected: A
         ("swigluoai_uninterleave", True, {"limit": 7.0}, "pass alpha, beta and limit"),
         ("silu", True, {"limit": 0.0}, "limit is 0.0: it must be positive"),
         ("silu", True, {"limit": math.nan}, "limit is nan"),
+        ("silu", True, {"limit": 1e-60}, "limit is 1e-60, which is zero in float32"),
+        ("silu", True, {"limit": -math.inf}, "limit is -inf"),
+        ("silu", True, {"beta": 1e39}, "beta is 1e+39; it must be a finite number in the range of float32"),
         ("silu", True, {"alpha": math.inf}, "alpha is inf"),
     ],
 )

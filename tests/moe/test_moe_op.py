@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from moe_cases import Case, make_checkpoint, make_tokens, run_stages
@@ -123,6 +124,44 @@ def test_out_may_be_x_but_not_a_part_of_it() -> None:
     assert torch.equal(t.x, expected)
 
 
+@pytest.mark.parametrize("reduce", [True, False])
+def test_out_over_memory_that_is_read_is_refused(reduce: bool) -> None:
+    """Also when torch sees different storages: slices of one NumPy array."""
+    case = Case("nvfp4", "float32", tokens=4, topk=1)
+    experts, t = make_checkpoint(case).pack(), make_tokens(case)
+    expert_map = torch.arange(case.experts)
+    expected = pp.fused_moe(t.x, experts, t.weights, t.ids, expert_map=expert_map, reduce=reduce)
+    size = expected.numel()
+    for name in ("x", "topk_weights", "topk_ids", "expert_map"):
+        given = {"x": t.x, "topk_weights": t.weights, "topk_ids": t.ids, "expert_map": expert_map}
+        pool = np.zeros(3 * size, np.float32)
+        tensor = given[name]
+        last = size - 1  # the first four bytes of the tensor are the last of out
+        part = pool[last:].view(np.uint8)[: tensor.nbytes].view(tensor.numpy().dtype).reshape(tensor.shape)
+        part[...] = tensor.numpy()
+        given[name] = torch.from_numpy(part)
+        out = torch.from_numpy(pool[:size]).view(expected.shape)
+        with pytest.raises(ValueError, match=f"out overlaps {name}"):
+            pp.fused_moe(**given, experts=experts, reduce=reduce, out=out)
+        assert torch.equal(given[name], tensor), "nothing was written"
+        beside = torch.from_numpy(pool[2 * size :]).view(expected.shape)
+        assert torch.equal(pp.fused_moe(**given, experts=experts, reduce=reduce, out=beside), expected)
+
+
+def test_gradients_are_refused_not_ignored() -> None:
+    case = Case("nvfp4", "float32", tokens=3)
+    experts, t = make_checkpoint(case).pack(), make_tokens(case)
+    expected = pp.fused_moe(t.x, experts, t.weights, t.ids)
+    for name in ("x", "topk_weights"):
+        given = {"x": t.x, "topk_weights": t.weights}
+        given[name] = given[name].clone().requires_grad_()
+        with pytest.raises(ValueError, match=rf"{name} requires a gradient.*no_grad.*{name}\.detach"):
+            pp.fused_moe(**given, experts=experts, topk_ids=t.ids)
+        with torch.no_grad():
+            y = pp.fused_moe(**given, experts=experts, topk_ids=t.ids)
+        assert torch.equal(y, expected) and not y.requires_grad
+
+
 def test_refused_arguments() -> None:
     case = Case("nvfp4", "bfloat16", tokens=4, topk=2)
     experts, t = make_checkpoint(case).pack(), make_tokens(case)
@@ -149,6 +188,22 @@ def test_refused_arguments() -> None:
         ({"out": torch.empty(4, 127)}, ValueError, "out is torch.float32 [4, 127] on cpu"),
         ({"out": torch.empty(128, 4).t()}, ValueError, "expected contiguous torch.float32 [4, 128]"),
         ({"out": torch.empty(4, 128), "out_dtype": torch.float16}, ValueError, "expected contiguous torch.float16"),
+        ({"x": t.x.float().numpy()}, TypeError, "x must be a torch.Tensor, got ndarray; convert it"),
+        ({"x": t.x.to_sparse()}, TypeError, "x is a torch.sparse_coo tensor; pass a dense one"),
+        ({"topk_weights": [[1.0]]}, TypeError, "topk_weights must be a torch.Tensor, got list"),
+        ({"topk_ids": [[1]]}, TypeError, "topk_ids must be a torch.Tensor, got list"),
+        ({"expert_map": [0, 1]}, TypeError, "expert_map must be a torch.Tensor, got list"),
+        ({"expert_map": torch.zeros(0, dtype=torch.int64)}, ValueError, "expert_map is empty"),
+        ({"out": 5}, TypeError, "out must be a torch.Tensor, got int"),
+        ({"activation": None}, TypeError, "activation must be a string, got NoneType; there are silu"),
+        ({"activation_format": 8}, TypeError, "activation_format must be a string or None, got int"),
+        ({"out_dtype": "float32"}, TypeError, "out_dtype must be a torch.dtype or None, got str"),
+        ({"routed_scaling_factor": None}, TypeError, "routed_scaling_factor must be a Python number, got NoneType"),
+        ({"routed_scaling_factor": 1e39}, ValueError, "routed_scaling_factor is 1e+39; it must be a finite"),
+        ({"routed_scaling_factor": -1e-60}, ValueError, "routed_scaling_factor is -1e-60, which is zero in float32"),
+        ({"alpha": "1"}, TypeError, "alpha must be a Python number, got str"),
+        ({"alpha": 3.5e38}, ValueError, "alpha is 3.5e+38"),
+        ({"limit": 1e39}, ValueError, "limit is 1e+39; it must be a finite"),
         ({"topk_ids": t.ids.to("meta")}, ValueError, "topk_ids is on meta"),
     ):
         with pytest.raises(error) as raised:
@@ -167,6 +222,11 @@ def test_the_operator_checks_packed_tensors_itself() -> None:
         ({"hidden": 256}, "have contiguous"),
         ({"arch": "gfx942"}, "'gfx942'"),
         ({"format": "fp8"}, "format is 'fp8'"),
+        ({"limit": 0.0}, "limit is 0.0: it must be positive"),
+        ({"limit": float("nan")}, "limit is nan"),
+        ({"alpha": 1e39}, "alpha is 1e+39"),
+        ({"beta": float("inf")}, "beta is inf"),
+        ({"expert_map": torch.zeros(0, dtype=torch.int32)}, "expert_map is empty"),
         ({"activation": "swigluoai"}, "the operator takes silu, gelu, gelu_tanh, relu2"),
     ):
         with pytest.raises(ValueError) as raised:

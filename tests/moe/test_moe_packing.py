@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import subprocess
 import sys
 import textwrap
@@ -128,6 +129,22 @@ def test_tensors_round_trip_without_copies() -> None:
         )
     with pytest.raises(ValueError, match=r"w2_scale is torch\.uint8"):
         pp.PackedExperts.from_tensors(experts.meta, {**tensors, "w2_scale": tensors["w2_scale"][..., :8]})
+
+
+def test_exact_experts_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    """Three of six, one of them in both banks; again when packed into the same storage."""
+    checkpoint = make_checkpoint(Case("mxfp4", experts=6))
+    wide = torch.tensor([5, 200], dtype=torch.uint8)
+    for part, expert in (("w13", 1), ("w13", 4), ("w2", 2), ("w2", 4)):
+        checkpoint.tensors[part][expert, 7] = 0x22
+        checkpoint.tensors[f"{part}_scale"][expert, 7, :2] = wide
+    with caplog.at_level(logging.INFO, logger="petit_plugin"):
+        experts = checkpoint.pack(name="layers.3.experts")
+        again = checkpoint.pack(name="layers.3.experts", out=experts)
+    assert experts.meta.exact and again.meta.exact
+    messages = [record.getMessage() for record in caplog.records]
+    assert len(messages) == 2 and messages[0] == messages[1]
+    assert messages[0].startswith("layers.3.experts: 3 of 6 experts") and "layers.3.experts.w13[1]" in messages[0]
 
 
 @pytest.mark.parametrize(

@@ -185,3 +185,23 @@ def test_long_batches_are_done_in_chunks_of_bounded_memory(reduce: bool, monkeyp
     if reduce:  # x may be its own result: a chunk must be read before it is written
         pp.fused_moe(y, checkpoint.pack(), tokens.weights, tokens.ids, out=y)
         assert torch.equal(y, chunked)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("reduce", [True, False])
+def test_flush_modes_change_nothing(threads, count: int, reduce: bool) -> None:
+    """Subnormal sums, activations and results, whatever torch.set_flush_denormal says, on every thread."""
+    threads(count)
+    case = Case("nvfp4", "float32", 4, 2, 60, 128, 64, seed=5)
+    experts, tokens = make_checkpoint(case).pack(), make_tokens(case)
+    tokens.x *= 2.0**-63
+    tokens.weights *= 2.0**-5
+    _, expected = run_stages(experts, tokens, reduce=reduce)
+    magnitude = expected.abs()
+    assert bool(((magnitude > 0) & (magnitude < 2.0**-126)).any())
+    assert torch.set_flush_denormal(True)
+    try:
+        _, y = run_stages(experts, tokens, reduce=reduce)
+    finally:
+        torch.set_flush_denormal(False)
+    assert torch.equal(y.view(torch.int32), expected.view(torch.int32))

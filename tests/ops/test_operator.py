@@ -190,6 +190,17 @@ def test_python_layer_names_its_argument(rng: np.random.Generator) -> None:
         pp.linear(torch.zeros(1, K), w.weight)
     with pytest.raises(TypeError, match=r"dtype is torch\.int8"):
         w.dequantize(torch.int8)
+    with pytest.raises(TypeError, match=r"dtype must be a torch\.dtype, got str"):
+        w.dequantize("float32")
+    for x, words in (
+        (np.zeros((1, K), np.float32), "x must be a torch.Tensor, got ndarray; convert"),
+        ([[0.0] * K], "x must be a torch.Tensor, got list"),
+        (torch.zeros(1, K).to_sparse(), "x is a torch.sparse_coo tensor; pass a dense one"),
+    ):
+        with pytest.raises(TypeError, match=words):
+            pp.linear(x, w)
+    with pytest.raises(TypeError, match=r"bias must be a torch\.Tensor, got list"):
+        pp.linear(torch.zeros(1, K), w, [0.0] * N)
 
 
 def test_a_call_never_reads_a_value_back(rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -44,6 +44,9 @@ E4M3 = torch.float8_e4m3fn
         ((W, S.to("meta"), 1.0), ValueError, ["q.weight_scale", "meta", "cpu"]),
         ((W, S, torch.ones(1, device="meta")), ValueError, ["q.global_scale", "meta", "cpu"]),
         ((W.to("meta"), S.to("meta"), 1.0), ValueError, ["meta"]),
+        ((W, S, 1e-60), ValueError, ["q.global_scale", "1e-60", "zero in float32"]),
+        ((W, S, 1e39), ValueError, ["q.global_scale", "1e+39", "float32"]),
+        ((W, S, float("inf")), ValueError, ["q.global_scale", "inf", "row 0"]),
         ((W, S, True), TypeError, ["q.global_scale", "bool"]),
     ],
 )
