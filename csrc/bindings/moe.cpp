@@ -1,4 +1,4 @@
-// fused_moe for petit_plugin/ops/moe_cpu.py, which owns the memory and has checked shapes, dtypes and contiguity.
+// fused_moe for petit_plugin/backends/cpu_moe.py, which owns the memory and has checked shapes, dtypes and contiguity.
 #include "../cpu/moe.hpp"
 
 #include <pybind11/stl.h>

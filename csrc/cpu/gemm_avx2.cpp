@@ -22,14 +22,18 @@
 namespace petit::cpu {
 namespace {
 
-constexpr int64_t kChunk = 1024;     // k summed before a second-level sum takes over, to bound the rounding error
 constexpr int64_t kPrefetch = 2048;  // bytes ahead of the weights being read
 
+// How many roundings a float32 sum may go through before float64 takes over: each can lose 2^-24 of what the sum has
+// reached, and 2e-6 is 33 of them (tests/numerics.py). A chain of decode is 8 (NVFP4) or 16 (MXFP4) products of a group
+// and 16 or 8 groups; one of a tile is 24 products and 6 of their sums; the horizontal add comes on top.
+constexpr int64_t kChunk = 256;  // k
+constexpr int64_t kTileChain = 24;
+
 // NVFP4 scale bytes are used as float32 bits c << 20, which is the scale times 2^-111: zero stays zero without a test,
-// and packing writes nothing else below 8 (E4M3 begins at 56), which would be subnormal. The weights' table has 2^64 of
-// that in decode, and all of it in dequantise.
+// and packing writes nothing else below 8 (E4M3 begins at 56), which would be subnormal. dequantise has the rest in its
+// table of weights; decode multiplies it back once a group, which keeps everything in between in its true range.
 constexpr int kScaleOffset = 111;
-constexpr int kDecodeOffset = 64;
 
 template <Format F>
 constexpr int kScaleShift = F == Format::nvfp4 ? 4 : 1;  // of a byte at the top of a dword
@@ -111,6 +115,19 @@ inline __m256 scale_lanes(__m256i bytes, int h, int v) {
     return _mm256_castsi256_ps(_mm256_srli_epi32(top, kScaleShift<F>));
 }
 
+// NVFP4 scales from their bits; a product with zero is zero.
+template <Format F>
+inline __m256 true_scale(__m256 bits) {
+    return F == Format::nvfp4 ? _mm256_mul_ps(bits, _mm256_set1_ps(0x1p111f)) : bits;
+}
+
+inline void add_to(double* sums, __m256 values) {
+    const __m256d low = _mm256_cvtps_pd(_mm256_castps256_ps128(values));
+    const __m256d high = _mm256_cvtps_pd(_mm256_extractf128_ps(values, 1));
+    _mm256_store_pd(sums, _mm256_add_pd(_mm256_load_pd(sums), low));
+    _mm256_store_pd(sums + 4, _mm256_add_pd(_mm256_load_pd(sums + 4), high));
+}
+
 inline __m256i load_scales(const uint8_t* p) {
     return _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
 }
@@ -123,13 +140,12 @@ inline __m256 broadcast_pair(const float* x) {
 
 // Rows 8 * First .. of a row block, H halves of 8 rows, against R rows of x.
 template <Format F, int R, int First, int H>
-inline void decode_halves(const WeightView& w, int64_t block, const float* x, float (*sums)[kRowBlock]) {
+inline void decode_halves(const WeightView& w, int64_t block, const float* x, double (*sums)[kRowBlock]) {
     constexpr int group = kGroup<F>;
     const uint8_t* unit = w.weight + block * w.k * 8;
     const uint8_t* scale = w.scale + block * (w.k / group) * kRowBlock;
-    const Expand<F == Format::nvfp4 ? kDecodeOffset : 0> expand;
-    __m256 total[R][H][2];
-    clear(total);
+    const Expand<0> expand;
+    for (int r = 0; r < R; ++r) std::memset(sums[r] + 8 * First, 0, 8 * H * sizeof(double));
     for (int64_t k0 = 0; k0 < w.k; k0 += kChunk) {
         const int64_t k1 = k0 + kChunk < w.k ? k0 + kChunk : w.k;
         __m256 sum[R][H][2];
@@ -156,7 +172,7 @@ inline void decode_halves(const WeightView& w, int64_t block, const float* x, fl
                     }
                 }
                 for (int v = 0; v < 2; ++v) {
-                    const __m256 s = scale_lanes<F>(bytes, First + h, v);
+                    const __m256 s = true_scale<F>(scale_lanes<F>(bytes, First + h, v));
                     for (int r = 0; r < R; ++r) sum[r][h][v] = _mm256_fmadd_ps(part[r][v], s, sum[r][h][v]);
                 }
             }
@@ -165,26 +181,19 @@ inline void decode_halves(const WeightView& w, int64_t block, const float* x, fl
             x += group * R;
         }
         for (int r = 0; r < R; ++r) {
-            for (int h = 0; h < H; ++h) {
-                for (int v = 0; v < 2; ++v) total[r][h][v] = _mm256_add_ps(total[r][h][v], sum[r][h][v]);
-            }
-        }
-    }
-    for (int r = 0; r < R; ++r) {
-        for (int h = 0; h < H; ++h) {
-            _mm256_store_ps(sums[r] + 8 * (First + h), _mm256_hadd_ps(total[r][h][0], total[r][h][1]));
+            for (int h = 0; h < H; ++h) add_to(sums[r] + 8 * (First + h), _mm256_hadd_ps(sum[r][h][0], sum[r][h][1]));
         }
     }
 }
 
 // One row of x as integers; sums of a row block in row order. Scales are those of decode_halves.
 template <Format F>
-void decode_fixed_groups(const WeightView& w, int64_t block, const FixedGroup* x, float* sums) {
+void decode_fixed_groups(const WeightView& w, int64_t block, const FixedGroup* x, double* sums) {
     constexpr int group = kGroup<F>;
     const uint8_t* unit = w.weight + block * w.k * 8;
     const uint8_t* scale = w.scale + block * (w.k / group) * kRowBlock;
     const __m256i table = load(kShiftedE2M1), nibbles = _mm256_set1_epi8(15);
-    __m256 total[2] = {_mm256_setzero_ps(), _mm256_setzero_ps()};
+    std::memset(sums, 0, kRowBlock * sizeof(double));
     for (int64_t k0 = 0; k0 < w.k; k0 += kChunk) {
         const int64_t k1 = k0 + kChunk < w.k ? k0 + kChunk : w.k;
         __m256 sum[2] = {_mm256_setzero_ps(), _mm256_setzero_ps()};
@@ -200,15 +209,14 @@ void decode_fixed_groups(const WeightView& w, int64_t block, const FixedGroup* x
                 const __m256 value = _mm256_mul_ps(_mm256_cvtepi32_ps(exact), _mm256_set1_ps(x[0].unit));
                 const __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(scale + 8 * h));
                 const __m256i bits = _mm256_slli_epi32(_mm256_cvtepu8_epi32(bytes), F == Format::nvfp4 ? 20 : 23);
-                sum[h] = _mm256_fmadd_ps(value, _mm256_castsi256_ps(bits), sum[h]);
+                sum[h] = _mm256_fmadd_ps(value, true_scale<F>(_mm256_castsi256_ps(bits)), sum[h]);
             }
             unit += group * 8;
             scale += kRowBlock;
             x += group / 16;
         }
-        for (int h = 0; h < 2; ++h) total[h] = _mm256_add_ps(total[h], sum[h]);
+        for (int h = 0; h < 2; ++h) add_to(sums + 8 * h, sum[h]);
     }
-    for (int h = 0; h < 2; ++h) _mm256_store_ps(sums + 8 * h, total[h]);
 }
 
 template <Format F>
@@ -249,10 +257,8 @@ struct Avx2 {
     static constexpr int64_t kPanel = 256;
     static constexpr int64_t kPanelFloats = kPanel * kRowBlock;
 
-    static int decode_residual(Format format) { return format == Format::nvfp4 ? kScaleOffset - kDecodeOffset : 0; }
-
     template <Format F, int R>
-    static void decode_format(const WeightView& w, int64_t block, const float* x, float (*sums)[kRowBlock]) {
+    static void decode_format(const WeightView& w, int64_t block, const float* x, double (*sums)[kRowBlock]) {
         if constexpr (R <= 2) {
             decode_halves<F, R, 0, 2>(w, block, x, sums);
         } else {  // 16 registers hold the sums of 8 rows only
@@ -262,7 +268,7 @@ struct Avx2 {
     }
 
     template <int R>
-    static void decode(const WeightView& w, int64_t block, const float* x, float (*sums)[kRowBlock]) {
+    static void decode(const WeightView& w, int64_t block, const float* x, double (*sums)[kRowBlock]) {
         if (w.format == Format::nvfp4) return decode_format<Format::nvfp4, R>(w, block, x, sums);
         decode_format<Format::mxfp4, R>(w, block, x, sums);
     }
@@ -270,12 +276,12 @@ struct Avx2 {
     // A single row of x has an integer form as large as itself; see simd_fixed_avx2.hpp.
     static int64_t prepare_fixed(const WeightView& w, const float* x, float* out) {
         FixedGroup* const groups = reinterpret_cast<FixedGroup*>(out);
-        return w.format == Format::nvfp4 ? store_fixed<kGroup<Format::nvfp4>>(x, w.k, kDecodeOffset, groups)
-                                         : store_fixed<kGroup<Format::mxfp4>>(x, w.k, 0, groups);
+        return w.format == Format::nvfp4 ? store_fixed<kGroup<Format::nvfp4>>(x, w.k, groups)
+                                         : store_fixed<kGroup<Format::mxfp4>>(x, w.k, groups);
     }
 
     static void decode_fixed(const WeightView& w, int64_t block, const float* x, const float* fixed, int64_t inexact,
-                             float* sums) {
+                             double* sums) {
         const FixedGroup* const groups = reinterpret_cast<const FixedGroup*>(fixed);
         const bool nvfp4 = w.format == Format::nvfp4;
         if (nvfp4) {
@@ -285,14 +291,12 @@ struct Avx2 {
         }
         if (inexact == 0) return;
         const int group = nvfp4 ? kGroup<Format::nvfp4> : kGroup<Format::mxfp4>;
-        const float back = static_cast<float>(power_of_two(-decode_residual(w.format)));
-        alignas(32) float panel[32 * kRowBlock], rest[kRowBlock] = {};
+        alignas(32) float panel[32 * kRowBlock];
         for (int64_t i = 0; i < inexact; ++i) {
             const int64_t k0 = groups[i].inexact * int64_t{group};
             dequantize(w, block, k0, k0 + group, panel);
-            tile<1, 1>(panel, x + k0, group / kStep, rest);
+            tile<1, 1>(panel, x + k0, group / kStep, sums);
         }
-        for (int r = 0; r < kRowBlock; ++r) sums[r] += rest[r] * back;
     }
 
     static void dequantize(const WeightView& w, int64_t block, int64_t k0, int64_t k1, float* out) {
@@ -301,23 +305,31 @@ struct Avx2 {
     }
 
     template <int R, int B>
-    static void tile(const float* panel, const float* x, int64_t steps, float* sums) {
+    static void tile(const float* panel, const float* x, int64_t steps, double* sums) {
         static_assert(B == 1);
-        __m256 sum[R][1][4];
-        clear(sum);
-        for (int64_t step = 0; step < steps; ++step, panel += 32, x += 2 * R) {
-            __m256 pair[R];
-            for (int r = 0; r < R; ++r) pair[r] = broadcast_pair(x + 2 * r);
-            for (int v = 0; v < 4; ++v) {
-                const __m256 value = _mm256_load_ps(panel + 8 * v);
-                for (int r = 0; r < R; ++r) sum[r][0][v] = _mm256_fmadd_ps(value, pair[r], sum[r][0][v]);
+        alignas(32) float total[R][4][8] = {};
+        for (int64_t first = 0; first < steps; first += kTileChain) {
+            const int64_t last = first + kTileChain < steps ? first + kTileChain : steps;
+            __m256 sum[R][1][4];
+            clear(sum);
+            for (int64_t step = first; step < last; ++step, panel += 32, x += 2 * R) {
+                __m256 pair[R];
+                for (int r = 0; r < R; ++r) pair[r] = broadcast_pair(x + 2 * r);
+                for (int v = 0; v < 4; ++v) {
+                    const __m256 value = _mm256_load_ps(panel + 8 * v);
+                    for (int r = 0; r < R; ++r) sum[r][0][v] = _mm256_fmadd_ps(value, pair[r], sum[r][0][v]);
+                }
+            }
+            for (int r = 0; r < R; ++r) {
+                for (int v = 0; v < 4; ++v) {
+                    _mm256_store_ps(total[r][v], _mm256_add_ps(_mm256_load_ps(total[r][v]), sum[r][0][v]));
+                }
             }
         }
         for (int r = 0; r < R; ++r) {
             for (int h = 0; h < 2; ++h) {
-                float* const to = sums + r * kRowBlock + 8 * h;
-                const __m256 rows = _mm256_hadd_ps(sum[r][0][2 * h], sum[r][0][2 * h + 1]);
-                _mm256_store_ps(to, _mm256_add_ps(_mm256_load_ps(to), rows));
+                add_to(sums + r * kRowBlock + 8 * h,
+                       _mm256_hadd_ps(_mm256_load_ps(total[r][2 * h]), _mm256_load_ps(total[r][2 * h + 1])));
             }
         }
     }

@@ -1,14 +1,14 @@
 // FP4 GEMM for AVX-512 (F, BW, DQ, VL): float32 products of exact weights.
 //
 // A dword of the packed weights is one row's eight codes, so 64 bytes loaded are 16 rows x 8 k, and
-//   decode   per 16 weights: one shift, one 16-entry lookup (vpermps reads only the low four bits: no mask), and one
-//   FMA
+// clang-format off
+//   decode   per 16 weights: one shift, one 16-entry lookup (vpermps reads only the low four bits: no mask), and one FMA
 //            with a broadcast activation per row of x: 1 + 0.5 R instructions per 8 weights, and 4.5 bytes of memory
-//            (NVFP4) or 4.25 (MXFP4). Each group's sum is multiplied by its block scale once: 3 instructions and one
-//            FMA per row of x and 256 (512) weights.
+//            (NVFP4) or 4.25 (MXFP4). The sum of 16 k is multiplied by its block scale once: one FMA per row of x and
+//            256 weights.
 //   tile     weights times scales, exact in float32, of 32 rows x 256 k stay in the second-level cache; the register
-//   tile
-//            is 14 rows of x by 32 rows of w.
+//            tile is 14 rows of x by 32 rows of w.
+// clang-format on
 #include "simd_avx512.hpp"
 
 namespace petit::cpu {
@@ -19,9 +19,8 @@ struct Float32Ops {
     static constexpr int kStep = 1;
 
     using ExactTable = FloatTable;
-    template <int Offset>
     struct Table : FloatTable {
-        Table() : FloatTable(Offset) {}
+        Table() : FloatTable(0) {}
     };
 
     template <int I>

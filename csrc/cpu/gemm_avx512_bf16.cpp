@@ -1,13 +1,14 @@
 // FP4 GEMM for AVX-512-BF16: bfloat16 activations, pairs of exact products per instruction, float32 sums.
 //
 // A dword of the packed weights is one row's eight codes, pairs (k, k + 1) in the same place of its two halves, so
+// clang-format off
 //   decode   per 32 weights: one 16-bit shift, one lookup (vpermw reads five bits: the table is there twice, no mask)
-//   and
-//            one vdpbf16ps with a broadcast pair of activations per row of x: 0.5 + 0.25 R instructions per 8 weights,
-//            and 4.5 bytes of memory (NVFP4) or 4.25 (MXFP4). Each group's sum is multiplied by its block scale once.
+//            and one vdpbf16ps with a broadcast pair of activations per row of x: 0.5 + 0.25 R instructions per 8
+//            weights, and 4.5 bytes of memory (NVFP4) or 4.25 (MXFP4). The sum of 16 k is multiplied by its block scale
+//            once.
 //   tile     E2M1 times a block scale has at most 6 significant bits: exact in bfloat16. 32 rows x 256 k of such pairs
-//   fit
-//            half of the first-level cache; the register tile is 14 rows of x by 32 rows of w.
+//            fit half of the first-level cache; the register tile is 14 rows of x by 32 rows of w.
+// clang-format on
 // vdpbf16ps treats subnormal inputs and results as zero; simd_activations.hpp keeps every row of x away from them.
 // Activations of other types are multiplied in float32 (gemm_avx512.cpp).
 #include "simd_avx512.hpp"
@@ -20,20 +21,18 @@ struct BFloat16Ops {
     static constexpr int kStep = 2;
 
     using ExactTable = FloatTable;
-    template <int Offset>
     struct Table {
         __m512i value;
         Table() {
             alignas(64) uint16_t values[32];
             for (int i = 0; i < 32; ++i) {
-                const uint32_t bits = bits_as<uint32_t>(kE2M1[i & 15]) >> 16;
-                values[i] = static_cast<uint16_t>(i & 7 ? bits + (Offset << 7) : bits);
+                values[i] = static_cast<uint16_t>(bits_as<uint32_t>(kE2M1[i & 15]) >> 16);
             }
             value = _mm512_load_si512(values);
         }
     };
 
-    template <int I, class Table>
+    template <int I>
     static __m512i operand(__m512i q, const Table& table) {
         if constexpr (I == 0) {
             return _mm512_permutexvar_epi16(q, table.value);

@@ -1,9 +1,13 @@
 // What the two AVX-512 kernels share; gemm_avx512.cpp and gemm_avx512_bf16.cpp say how a product is formed:
-//   X, kStep                  type of an activation, activations in one broadcast
-//   Table<Offset>             the E2M1 values times 2^Offset, as its lookup wants them
-//   operand<I>(q, table)      the I-th of 8 / kStep operands that 64 bytes of weights (16 rows x 8 k) hold, one row a
-//   lane broadcast(x), dot(acc, operand, x) store_exact<F>(...)       64 bytes of weights times their block scales,
-//   exact, into a tile's panel
+// clang-format off
+//   X, kStep                         type of an activation, activations in one broadcast
+//   Table                            the E2M1 values as operand() looks them up
+//   operand<I>(q, table)             the I-th of the 8 / kStep operands in 64 bytes of weights (16 rows x 8 k), one row
+//                                    a lane
+//   broadcast(x), dot(sum, w, x)     kStep activations to all lanes; sum plus their products with an operand
+//   ExactTable                       the E2M1 values times a power of two, as exact_operand() looks them up
+//   exact_operand<I>(q, table, s)    operand<I> times the scales s: exact, for a tile's panel
+// clang-format on
 #pragma once
 
 #if defined(__GNUC__) && !defined(__clang__)
@@ -20,14 +24,18 @@
 namespace petit::cpu {
 namespace {
 
-constexpr int64_t kChunk = 1024;     // k summed before a second-level sum takes over, to bound the rounding error
 constexpr int64_t kPrefetch = 4096;  // bytes ahead of the weights being read: some 100 ns at 40 GB/s a core
 
+// How many roundings a float32 sum may go through before float64 takes over: each can lose 2^-24 of what the sum has
+// reached, and 2e-6 is 33 of them (tests/numerics.py). 256 k are 16 pieces of 16 products: 32 roundings at most.
+constexpr int64_t kChunk = 256;  // k
+constexpr int64_t kPiece = 16;   // k
+
 // NVFP4 scale bytes are used as float32 bits c << 20, which is the scale times 2^-111: zero stays zero without a test,
-// and packing writes nothing else below 8 (E4M3 begins at 56), which would be subnormal. The weights' table has 2^64 of
-// that in decode, and all of it where products with the scale are stored.
+// and packing writes nothing else below 8 (E4M3 begins at 56), which would be subnormal. Where products with the scale
+// are stored, the rest is in the table of weights; decode multiplies it back once a group, which keeps everything in
+// between in its true range.
 constexpr int kScaleOffset = 111;
-constexpr int kDecodeOffset = 64;
 
 template <Format F>
 constexpr int kGroup = F == Format::nvfp4 ? 16 : 32;
@@ -38,6 +46,19 @@ template <Format F>
 inline __m512 load_scales(const uint8_t* p) {
     const __m512i bytes = _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
     return _mm512_castsi512_ps(_mm512_slli_epi32(bytes, F == Format::nvfp4 ? 20 : 23));
+}
+
+// NVFP4 scales from their bits; a product with zero is zero.
+template <Format F>
+inline __m512 true_scale(__m512 bits) {
+    return F == Format::nvfp4 ? _mm512_mul_ps(bits, _mm512_set1_ps(0x1p111f)) : bits;
+}
+
+inline void add_to(double* sums, __m512 values) {
+    const __m512d low = _mm512_cvtps_pd(_mm512_castps512_ps256(values));
+    const __m512d high = _mm512_cvtps_pd(_mm256_castpd_ps(_mm512_extractf64x4_pd(_mm512_castps_pd(values), 1)));
+    _mm512_store_pd(sums, _mm512_add_pd(_mm512_load_pd(sums), low));
+    _mm512_store_pd(sums + 8, _mm512_add_pd(_mm512_load_pd(sums + 8), high));
 }
 
 template <class Ops>
@@ -51,8 +72,6 @@ struct Avx512 {
     static constexpr int kTileBlocks = 2;
     static constexpr int64_t kPanel = 256;
     static constexpr int64_t kPanelFloats = kPanel * kRowBlock / kStep;
-
-    static int decode_residual(Format format) { return format == Format::nvfp4 ? kScaleOffset - kDecodeOffset : 0; }
 
     // A few rows of x give the multiply-add units too few independent sums; they get several each.
     template <int R>
@@ -76,44 +95,42 @@ struct Avx512 {
     }
 
     template <Format F, int R>
-    static void decode_format(const WeightView& w, int64_t block, const X* x, float (*sums)[kRowBlock]) {
+    static void decode_format(const WeightView& w, int64_t block, const X* x, double (*sums)[kRowBlock]) {
         constexpr int group = kGroup<F>;
         constexpr auto operands = std::make_integer_sequence<int, kOperands>();
         const uint8_t* unit = w.weight + block * w.k * 8;
         const uint8_t* scale = w.scale + block * (w.k / group) * kRowBlock;
-        const typename Ops::template Table<F == Format::nvfp4 ? kDecodeOffset : 0> table;
-        __m512 total[R];
-        for (int r = 0; r < R; ++r) total[r] = _mm512_setzero_ps();
+        const typename Ops::Table table;
+        for (int r = 0; r < R; ++r) std::memset(sums[r], 0, sizeof(sums[r]));
         for (int64_t k0 = 0; k0 < w.k; k0 += kChunk) {
             const int64_t k1 = k0 + kChunk < w.k ? k0 + kChunk : w.k;
             __m512 sum[R];
             for (int r = 0; r < R; ++r) sum[r] = _mm512_setzero_ps();
             for (int64_t k = k0; k < k1; k += group) {
-                __m512 part[R][kChains<R>];
-                _mm_prefetch(reinterpret_cast<const char*>(unit + kPrefetch), _MM_HINT_T0);
-                multiply_unit<R, true>(_mm512_loadu_si512(unit), table, x, part, operands);
-                for (int u = 1; u < group / 8; ++u) {
-                    _mm_prefetch(reinterpret_cast<const char*>(unit + u * 64 + kPrefetch), _MM_HINT_T0);
-                    multiply_unit<R, false>(_mm512_loadu_si512(unit + u * 64), table, x + u * 8 * R, part, operands);
-                }
-                const __m512 s = load_scales<F>(scale);
-                for (int r = 0; r < R; ++r) {
-                    for (int step = kChains<R> / 2; step > 0; step /= 2) {
-                        for (int c = 0; c < step; ++c) part[r][c] = _mm512_add_ps(part[r][c], part[r][c + step]);
-                    }
-                    sum[r] = _mm512_fmadd_ps(part[r][0], s, sum[r]);
-                }
-                unit += group * 8;
+                const __m512 s = true_scale<F>(load_scales<F>(scale));
                 scale += kRowBlock;
-                x += group * R;
+                for (int piece = 0; piece < group / kPiece; ++piece) {
+                    __m512 part[R][kChains<R>];
+                    _mm_prefetch(reinterpret_cast<const char*>(unit + kPrefetch), _MM_HINT_T0);
+                    _mm_prefetch(reinterpret_cast<const char*>(unit + 64 + kPrefetch), _MM_HINT_T0);
+                    multiply_unit<R, true>(_mm512_loadu_si512(unit), table, x, part, operands);
+                    multiply_unit<R, false>(_mm512_loadu_si512(unit + 64), table, x + 8 * R, part, operands);
+                    for (int r = 0; r < R; ++r) {
+                        for (int step = kChains<R> / 2; step > 0; step /= 2) {
+                            for (int c = 0; c < step; ++c) part[r][c] = _mm512_add_ps(part[r][c], part[r][c + step]);
+                        }
+                        sum[r] = _mm512_fmadd_ps(part[r][0], s, sum[r]);
+                    }
+                    unit += kPiece * 8;
+                    x += kPiece * R;
+                }
             }
-            for (int r = 0; r < R; ++r) total[r] = _mm512_add_ps(total[r], sum[r]);
+            for (int r = 0; r < R; ++r) add_to(sums[r], sum[r]);
         }
-        for (int r = 0; r < R; ++r) _mm512_store_ps(sums[r], total[r]);
     }
 
     template <int R>
-    static void decode(const WeightView& w, int64_t block, const X* x, float (*sums)[kRowBlock]) {
+    static void decode(const WeightView& w, int64_t block, const X* x, double (*sums)[kRowBlock]) {
         if (w.format == Format::nvfp4) return decode_format<Format::nvfp4, R>(w, block, x, sums);
         decode_format<Format::mxfp4, R>(w, block, x, sums);
     }
@@ -146,24 +163,29 @@ struct Avx512 {
     }
 
     template <int R, int B>
-    static void tile(const float* panel, const X* x, int64_t steps, float* sums) {
-        __m512 sum[B][R];
-        for (int b = 0; b < B; ++b) {
-            for (int r = 0; r < R; ++r) sum[b][r] = _mm512_setzero_ps();
-        }
-        for (int64_t step = 0; step < steps; ++step, panel += kRowBlock, x += R * kStep) {
-            __m512i operand[B];
-            for (int b = 0; b < B; ++b) operand[b] = _mm512_load_si512(panel + b * kPanelFloats);
-            for (int r = 0; r < R; ++r) {
-                const auto value = Ops::broadcast(x + r * kStep);
-                for (int b = 0; b < B; ++b) sum[b][r] = Ops::dot(sum[b][r], operand[b], value);
+    static void tile(const float* panel, const X* x, int64_t steps, double* sums) {
+        alignas(64) float total[B][R][kRowBlock] = {};
+        for (int64_t first = 0; first < steps; first += kPiece / kStep) {  // steps are whole pieces
+            __m512 sum[B][R];
+            for (int b = 0; b < B; ++b) {
+                for (int r = 0; r < R; ++r) sum[b][r] = _mm512_setzero_ps();
+            }
+            for (int64_t step = 0; step < kPiece / kStep; ++step, panel += kRowBlock, x += R * kStep) {
+                __m512i operand[B];
+                for (int b = 0; b < B; ++b) operand[b] = _mm512_load_si512(panel + b * kPanelFloats);
+                for (int r = 0; r < R; ++r) {
+                    const auto value = Ops::broadcast(x + r * kStep);
+                    for (int b = 0; b < B; ++b) sum[b][r] = Ops::dot(sum[b][r], operand[b], value);
+                }
+            }
+            for (int b = 0; b < B; ++b) {
+                for (int r = 0; r < R; ++r) {
+                    _mm512_store_ps(total[b][r], _mm512_add_ps(_mm512_load_ps(total[b][r]), sum[b][r]));
+                }
             }
         }
         for (int b = 0; b < B; ++b) {
-            for (int r = 0; r < R; ++r) {
-                float* const to = sums + (b * R + r) * kRowBlock;
-                _mm512_store_ps(to, _mm512_add_ps(_mm512_load_ps(to), sum[b][r]));
-            }
+            for (int r = 0; r < R; ++r) add_to(sums + (b * R + r) * kRowBlock, _mm512_load_ps(total[b][r]));
         }
     }
 };

@@ -5,8 +5,7 @@
 //   kDecodeRows, kDecodeMost     rows of one decode pass; up to kDecodeMost rows are done by passes of it
 //   kTileRows, kTileBlocks       rows of x and row blocks (of 16 weights) in one register tile
 //   kPanel, kPanelFloats         k dequantised at a time, and floats that one row block of it takes
-//   decode<R>(w, block, x, sums)             sums[R][16] of one row block over all k, times 2^-decode_residual(format)
-//   decode_residual(format)
+//   decode<R>(w, block, x, sums)             sums[R][16] of one row block over all k, in float64
 //   dequantize(w, block, k0, k1, out)        exact values of one row block, in the order tile() reads them
 //   prepare_fixed, decode_fixed              optional: one row of x in integers, written behind its float32 form
 //   tile<R, B>(panels, x, steps, sums)       adds to sums[B][R][16] what B panels give with R rows of x
@@ -25,7 +24,7 @@
 #include <type_traits>
 #include <utility>
 
-#include "gemm.hpp"
+#include "kernels.hpp"
 #include "parallel.hpp"
 #include "simd_activations.hpp"
 #include "simd_epilogue.hpp"
@@ -142,7 +141,25 @@ class Driver {
         next_task_ = 0;
         auto body = [](void* self, int, int) { static_cast<Driver*>(self)->work(); };
         parallel_region(static_cast<int64_t>(threads) < tasks_ ? threads : static_cast<int>(tasks_), body, this);
+        finish_wide_rows();
         count_ = tasks_ = work_ = 0;
+    }
+
+    // Rows that float32 sums cannot hold (simd_activations.hpp): the epilogue has left their results out.
+    void finish_wide_rows() {
+        const int64_t x_size = x_dtype_ == DType::f32 ? 4 : 2, y_size = y_dtype_ == DType::f32 ? 4 : 2;
+        for (int64_t i = 0; i < count_; ++i) {
+            for (int64_t r = 0; r < items_[i].m; ++r) {
+                if (items_[i].shift[r] != kTooWide) continue;
+                GemmProblem one = *items_[i].p;
+                const int64_t row = items_[i].m0 + r, source = one.x_rows ? one.x_rows[row] : row;
+                one.x = static_cast<const char*>(one.x) + source * one.x_stride * x_size;
+                one.y = static_cast<char*>(one.y) + row * one.y_stride * y_size;
+                one.x_rows = nullptr;
+                one.m = 1;
+                grouped_gemm_portable(&one, 1, x_dtype_, y_dtype_, threads_);
+            }
+        }
     }
 
     // Rows begin .. end of all items, counted through.
@@ -157,8 +174,8 @@ class Driver {
                 const char* row = static_cast<const char*>(item.p->x) + source * item.p->x_stride * element;
                 const int64_t block = item.rows.holding(r), block_row = item.rows.first(block);
                 X* out = item.x + block_row * k + (r - block_row) * K::kStep;
-                item.shift[r] =
-                    store_row<K::kStep>(row, k, x_dtype_, item.rows.size(block), out, line_memory.reserve(k));
+                item.shift[r] = store_row<K::kStep>(row, k, x_dtype_, item.p->w.format, item.rows.size(block), out,
+                                                    line_memory.reserve(k));
                 if constexpr (kFixed) {
                     if (item.may_be_fixed()) item.inexact = K::prepare_fixed(item.p->w, item.x, item.x + k);
                 }
@@ -186,9 +203,9 @@ class Driver {
 
     void run_decode(const Item& item, int64_t begin, int64_t end) {
         const WeightView& w = item.p->w;
-        alignas(64) float sums[K::kDecodeRows][kRowBlock];
+        alignas(64) double sums[K::kDecodeRows][kRowBlock];
         for (int64_t block = begin; block < end; ++block) {
-            const Epilogue epilogue(*item.p, block * kRowBlock, K::decode_residual(w.format), y_dtype_);
+            const Epilogue epilogue(*item.p, block * kRowBlock, y_dtype_);
             for (int64_t pass = 0; pass < item.rows.count; ++pass) {
                 const int64_t first = item.rows.first(pass), rows = item.rows.size(pass);
                 if constexpr (kFixed) {
@@ -203,17 +220,19 @@ class Driver {
     }
 
     void run_tiles(const Item& item, int64_t begin, int64_t end) {
-        static thread_local Scratch<float> panel_memory, sum_memory;
+        static thread_local Scratch<float> panel_memory;
+        static thread_local Scratch<double> sum_memory;
         const WeightView& w = item.p->w;
         float* const panel = panel_memory.reserve(K::kPanelFloats * K::kTileBlocks);
-        float* const sums = sum_memory.reserve((end - begin) * item.m * kRowBlock);  // [tile][row block of x][B][R][16]
-        std::memset(sums, 0, static_cast<size_t>((end - begin) * item.m * kRowBlock) * sizeof(float));
+        double* const sums =
+            sum_memory.reserve((end - begin) * item.m * kRowBlock);  // [tile][row block of x][B][R][16]
+        std::memset(sums, 0, static_cast<size_t>((end - begin) * item.m * kRowBlock) * sizeof(double));
         for (int64_t k0 = 0; k0 < w.k; k0 += K::kPanel) {
             const int64_t k1 = k0 + K::kPanel < w.k ? k0 + K::kPanel : w.k;
             for (int64_t block = begin; block < end; block += K::kTileBlocks) {
                 const int64_t wide = end - block < K::kTileBlocks ? end - block : K::kTileBlocks;
                 for (int64_t b = 0; b < wide; ++b) K::dequantize(w, block + b, k0, k1, panel + b * K::kPanelFloats);
-                float* const tile_sums = sums + (block - begin) * item.m * kRowBlock;
+                double* const tile_sums = sums + (block - begin) * item.m * kRowBlock;
                 for (int64_t group = 0; group < item.rows.count; ++group) {
                     const int64_t first = item.rows.first(group), rows = item.rows.size(group);
                     kTile[wide - 1][rows - 1](panel, item.x + first * w.k + k0 * rows, (k1 - k0) / K::kStep,
@@ -222,12 +241,12 @@ class Driver {
             }
         }
         for (int64_t block = begin; block < end; ++block) {
-            const Epilogue epilogue(*item.p, block * kRowBlock, 0, y_dtype_);
+            const Epilogue epilogue(*item.p, block * kRowBlock, y_dtype_);
             const int64_t b = (block - begin) % K::kTileBlocks, tile = block - b;
             const int64_t wide = end - tile < K::kTileBlocks ? end - tile : K::kTileBlocks;
             for (int64_t group = 0; group < item.rows.count; ++group) {
                 const int64_t first = item.rows.first(group), rows = item.rows.size(group);
-                const float* from = sums + ((tile - begin) * item.m + first * wide + b * rows) * kRowBlock;
+                const double* from = sums + ((tile - begin) * item.m + first * wide + b * rows) * kRowBlock;
                 for (int64_t r = 0; r < rows; ++r) {
                     epilogue.store(item.m0 + first + r, item.shift[first + r], from + r * kRowBlock);
                 }
@@ -235,8 +254,8 @@ class Driver {
         }
     }
 
-    using DecodeFn = void (*)(const WeightView&, int64_t block, const X* x, float (*sums)[kRowBlock]);
-    using TileFn = void (*)(const float* panel, const X* x, int64_t steps, float* sums);
+    using DecodeFn = void (*)(const WeightView&, int64_t block, const X* x, double (*sums)[kRowBlock]);
+    using TileFn = void (*)(const float* panel, const X* x, int64_t steps, double* sums);
 
     template <class Sequence>
     struct Tables;

@@ -1,7 +1,7 @@
-// From float32 sums to y: round(sum * row_scale[n] * 2^(row_exponent[n] + shift[m]) + bias[n]), one rounding.
+// From sums to y: round(sum * row_scale[n] * 2^(row_exponent[n] + shift[m]) + bias[n]), one rounding.
 //
-// The arithmetic is float64: the product of two float32 is exact there, no power of two of the contract leaves its
-// range, and what is left is a single rounding to y's type. About 2 ns for 16 results: nothing beside the sums.
+// The arithmetic is float64, as the sums are: no power of two of the contract leaves its range, and what is left is a
+// single rounding to y's type. About 2 ns for 16 results: nothing beside the sums.
 #pragma once
 
 #include <immintrin.h>
@@ -11,29 +11,31 @@
 
 #include "gemm.hpp"
 #include "numbers.hpp"
+#include "simd_activations.hpp"
 
 namespace petit::cpu {
 namespace {
 
 class Epilogue {
   public:
-    // For rows n0 .. n0 + 15; sums arrive as (true value) * 2^-residual.
-    Epilogue(const GemmProblem& p, int64_t n0, int residual, DType y_dtype)
+    // For rows n0 .. n0 + 15.
+    Epilogue(const GemmProblem& p, int64_t n0, DType y_dtype)
         : n0_(n0), count_(p.w.n - n0 < kRowBlock ? p.w.n - n0 : kRowBlock), y_dtype_(y_dtype), y_(p.y), p_(p) {
         for (int r = 0; r < kRowBlock; ++r) {
-            const int exponent = residual + (p.w.row_exponent ? p.w.row_exponent[n0 + r] : 0);
+            const int exponent = p.w.row_exponent ? p.w.row_exponent[n0 + r] : 0;
             factor_[r] = static_cast<double>(p.w.row_scale[n0 + r]) * power_of_two(exponent);
             bias_[r] = p.bias && r < count_ ? load_number(p.bias, n0 + r, p.bias_dtype) : 0.0;
         }
     }
 
-    void store(int64_t m, int shift, const float* sums) const {
+    void store(int64_t m, int shift, const double* sums) const {
+        if (shift == kTooWide) return;
         alignas(64) double value[kRowBlock];
         if (shift == 0) {
-            for (int r = 0; r < kRowBlock; ++r) value[r] = static_cast<double>(sums[r]) * factor_[r];
+            for (int r = 0; r < kRowBlock; ++r) value[r] = sums[r] * factor_[r];
         } else {
             const double power = power_of_two(shift);
-            for (int r = 0; r < kRowBlock; ++r) value[r] = static_cast<double>(sums[r]) * factor_[r] * power;
+            for (int r = 0; r < kRowBlock; ++r) value[r] = sums[r] * factor_[r] * power;
         }
         if (p_.bias) {  // adding 0.0 would turn -0 into +0
             for (int r = 0; r < kRowBlock; ++r) value[r] += bias_[r];

@@ -20,9 +20,8 @@ namespace {
 // k0 k4 k1 k5, then k2 k6 k3 k7, then the same of the next 8 k.
 struct alignas(64) FixedGroup {
     int32_t limb[3][4];
-    int32_t offset;  // 12 sum(X)
-    float
-        unit;  // value of 1 in 2 w X: 2^(e - 22), times what the caller asks for; of the whole group in its first 16 k
+    int32_t offset;   // 12 sum(X)
+    float unit;       // value of 1 in 2 w X: 2^(e - 22); of the whole group in its first 16 k
     int32_t inexact;  // entry i: the number of the i-th group that was left out
     int32_t unused;
 };
@@ -58,10 +57,10 @@ inline void store_limbs(__m256i value, int unit, FixedGroup& group) {
     }
 }
 
-// k activations in groups of Group; `unit_exponent` is added to every unit's. Returns how many groups were left out, or
-// -1 if so many that the float32 kernel had better do all.
+// k activations in groups of Group. Returns how many groups were left out, or -1 if so many that the float32 kernel had
+// better do all.
 template <int Group>
-int64_t store_fixed(const float* x, int64_t k, int unit_exponent, FixedGroup* out) {
+int64_t store_fixed(const float* x, int64_t k, FixedGroup* out) {
     constexpr int pieces = Group / 8;
     int64_t inexact = 0;
     for (int64_t g = 0; g < k / Group; ++g, x += Group) {
@@ -91,7 +90,7 @@ int64_t store_fixed(const float* x, int64_t k, int unit_exponent, FixedGroup* ou
             four = _mm_add_epi32(four, _mm_shuffle_epi32(four, 0xb1));
             to[i / 2].offset = 12 * _mm_cvtsi128_si32(four);
         }
-        const int unit = exponent - kFixedBits - 1 + unit_exponent;
+        const int unit = exponent - kFixedBits - 1;
         to[0].unit = exact && !zero ? static_cast<float>(power_of_two(unit)) : 0.0f;
     }
     return inexact;

@@ -18,6 +18,7 @@ from petit_plugin.checkpoints.errors import (
 from petit_plugin.checkpoints.layers import Fp4Layer, candidates, read_layer
 from petit_plugin.checkpoints.safetensors_files import FLOATS, TensorInfo, load_json, read_tensors
 from petit_plugin.checkpoints.spec import ROUTER_LEAVES, ForeignFormat, LayerFormat, QuantSpec, Scheme, describe
+from petit_plugin.checkpoints.values import mapping_of
 
 if TYPE_CHECKING:
     import torch
@@ -36,7 +37,7 @@ def read_quantization(directory: Path, config: dict[str, Any]) -> QuantSpec:
     """The QuantSpec of a checkpoint's configuration files (config.json decides; hf_quant_config.json must agree)."""
     if deepseek.is_fp4(config):
         return deepseek.read(config)
-    text = config.get("text_config") or {}
+    text = mapping_of(config, "text_config")
     main = next(
         (c[key] for c in (config, text) for key in ("quantization_config", "compression_config") if c.get(key)), None
     )
@@ -62,7 +63,7 @@ def read_quantization(directory: Path, config: dict[str, Any]) -> QuantSpec:
 
 def hidden_layers(config: dict[str, Any]) -> int | None:
     """How many decoder layers the model has, where its config.json says so."""
-    layers = config.get("num_hidden_layers") or (config.get("text_config") or {}).get("num_hidden_layers")
+    layers = config.get("num_hidden_layers") or mapping_of(config, "text_config").get("num_hidden_layers")
     return layers if isinstance(layers, int) else None
 
 

@@ -16,12 +16,13 @@ from typing import Any
 from petit_plugin.checkpoints.errors import UnsupportedCheckpointError
 from petit_plugin.checkpoints.kv_cache import kv_cache_format
 from petit_plugin.checkpoints.spec import ForeignFormat, LayerFormat, QuantSpec, Rule, Scheme, require_fp4, rule
+from petit_plugin.checkpoints.values import as_mapping, list_of_str, mapping_of
 
 _CLASS_RANK = 1_000_000
 
 
 def _scheme(group: Mapping[str, Any], default_format: str | None, where: str) -> Scheme:
-    weights = group.get("weights")
+    weights = mapping_of(group, "weights", f"{where}.")
     if not weights:
         return None
     fmt = group.get("format") or default_format
@@ -57,10 +58,10 @@ def _rank_targets(groups: Mapping[str, Any], default_format: str | None) -> tupl
     """
     by_target: dict[str, Scheme] = {}
     for key, group in groups.items():
-        if not isinstance(group, Mapping):
-            raise UnsupportedCheckpointError(f"config_groups.{key} must be an object, not {group!r}")
-        scheme = _scheme(group, default_format, f"config_groups.{key}")
-        by_target |= dict.fromkeys(map(str, group.get("targets") or ()), scheme)
+        where = f"config_groups.{key}"
+        group = as_mapping(group, where)
+        scheme = _scheme(group, default_format, where)
+        by_target |= dict.fromkeys(list_of_str(group, "targets", f"{where}."), scheme)
 
     default = by_target.pop("Linear", None)
     rules: list[Rule] = []
@@ -81,17 +82,18 @@ def read(config: Mapping[str, Any]) -> QuantSpec:
         raise UnsupportedCheckpointError(
             f"compressed-tensors quantization_status {status!r}: only compressed weights are FP4"
         )
-    sparsity = config.get("sparsity_config") or {}
+    sparsity = mapping_of(config, "sparsity_config")
     if sparsity and sparsity.get("format") not in (None, "dense"):
         raise UnsupportedCheckpointError(
             f"compressed-tensors sparsity format {sparsity.get('format')!r} is not supported"
         )
-    if (config.get("transform_config") or {}).get("config_groups"):
+    if mapping_of(config, "transform_config").get("config_groups"):
         raise UnsupportedCheckpointError("compressed-tensors transforms (run-time rotations) are not supported")
 
-    rules, default = _rank_targets(config.get("config_groups") or {}, config.get("format"))
-    if config.get("ignore"):
-        rules.insert(0, rule(dict.fromkeys(map(str, config["ignore"])), None))
+    rules, default = _rank_targets(mapping_of(config, "config_groups"), config.get("format"))
+    ignore = list_of_str(config, "ignore")
+    if ignore:
+        rules.insert(0, rule(dict.fromkeys(ignore), None))
     version = _version(config.get("version"))
     label = f"compressed-tensors {config['version']}" if config.get("version") else "compressed-tensors"
     spec = QuantSpec("compressed-tensors", default, tuple(rules), kv_cache_format(config.get("kv_cache_scheme")), label)

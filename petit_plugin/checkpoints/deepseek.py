@@ -12,8 +12,10 @@ from petit_plugin.checkpoints.spec import ForeignFormat, LayerFormat, QuantSpec,
 
 
 def is_fp4(model_config: Mapping[str, Any]) -> bool:
-    quant = model_config.get("quantization_config") or {}
-    return quant.get("quant_method") == "fp8" and model_config.get("expert_dtype") == "fp4"
+    quant = model_config.get("quantization_config")
+    return (
+        isinstance(quant, Mapping) and quant.get("quant_method") == "fp8" and model_config.get("expert_dtype") == "fp4"
+    )
 
 
 def read(model_config: Mapping[str, Any]) -> QuantSpec:

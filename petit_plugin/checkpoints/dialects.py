@@ -18,7 +18,9 @@ _READERS: dict[str, Callable[[Mapping[str, Any]], QuantSpec]] = {
 
 def spec_from_config(config: Mapping[str, Any]) -> QuantSpec:
     if not isinstance(config, Mapping):
-        raise UnsupportedCheckpointError(f"the quantization config must be a JSON object, not {type(config).__name__}")
+        raise UnsupportedCheckpointError(
+            f"the quantization config must be a JSON object, not {str(config)[:80]!r}: export the checkpoint again"
+        )
     method = str(config.get("quant_method") or "").lower().replace("_", "-")
     if method.startswith("modelopt") or "quantization" in config or "quant_algo" in config:
         return modelopt.read(config)

@@ -9,10 +9,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from petit_plugin.checkpoints.spec import LayerFormat, QuantSpec, rule
+from petit_plugin.checkpoints.values import list_of_str
 
 
 def read(config: Mapping[str, Any]) -> QuantSpec:
     """A gpt-oss `quantization_config` -> QuantSpec whose default applies to experts only."""
-    excludes = list(map(str, config.get("modules_to_not_convert") or ()))
+    excludes = list_of_str(config, "modules_to_not_convert")
     rules = (rule(excludes, None),) if excludes else ()
     return QuantSpec("gpt-oss", LayerFormat("mxfp4", 32, "MXFP4"), rules, None, "gpt-oss", experts_only=True)

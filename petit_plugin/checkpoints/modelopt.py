@@ -23,6 +23,7 @@ from petit_plugin.checkpoints.spec import (
     require_fp4,
     rule,
 )
+from petit_plugin.checkpoints.values import as_mapping, list_of_str, mapping_of
 
 # Every one of these stores the weights as code * block scale [* weight_scale_2]; they differ in the activations, which
 # stay 16-bit here.
@@ -66,31 +67,29 @@ def scheme_of_algo(algo: Any, group_size: Any, where: str) -> Scheme:
 
 def _listed_layers(body: Mapping[str, Any]) -> dict[str, Scheme]:
     """MIXED_PRECISION: module -> scheme, from `quantized_layers` or, without it, from `config_groups`' targets."""
-    layers = body.get("quantized_layers")
-    if isinstance(layers, Mapping) and layers:
-        out: dict[str, Scheme] = {}
+    layers = mapping_of(body, "quantized_layers")
+    out: dict[str, Scheme] = {}
+    if layers:
         for name, entry in layers.items():
-            if not isinstance(entry, Mapping):
-                raise UnsupportedCheckpointError(
-                    f"layer {name}: quantized_layers entry must be an object, not {entry!r}"
-                )
+            entry = as_mapping(entry, f"layer {name}")
             out[name] = scheme_of_algo(entry.get("quant_algo"), entry.get("group_size"), f"layer {name}")
         return out
-    groups = body.get("config_groups")
-    if not isinstance(groups, Mapping) or not groups:
+    groups = mapping_of(body, "config_groups")
+    if not groups:
         raise UnsupportedCheckpointError(
             "quant_algo MIXED_PRECISION without quantized_layers: cannot tell the layers apart"
         )
-    return {
-        str(target): scheme_of_group(group, f"layer {target}")
-        for group in groups.values()
-        for target in group.get("targets") or ()
-    }
+    for key, group in groups.items():
+        where = f"config_groups.{key}"
+        group = as_mapping(group, where)
+        for target in list_of_str(group, "targets", f"{where}."):
+            out[target] = scheme_of_group(group, f"layer {target}")
+    return out
 
 
 def scheme_of_group(group: Mapping[str, Any], where: str) -> Scheme:
     """The scheme of one entry of `config_groups`, from the description of its weights."""
-    weights = group.get("weights")
+    weights = mapping_of(group, "weights", f"{where}.")
     if not weights:
         return None
     bits, kind, size = weights.get("num_bits"), weights.get("type"), weights.get("group_size")
@@ -116,12 +115,12 @@ def read(config: Mapping[str, Any]) -> QuantSpec:
         raise UnsupportedCheckpointError("the ModelOpt quantization config has no quant_algo")
 
     kv = kv_cache_format(body.get("kv_cache_quant_algo") or body.get("kv_cache_scheme"))
-    excludes = [*(body.get("exclude_modules") or ()), *(body.get("ignore") or ())]
+    excludes = [*list_of_str(body, "exclude_modules"), *list_of_str(body, "ignore")]
     producer = config.get("producer") or {}
     label = (
         " ".join(str(producer[k]) for k in ("name", "version") if producer.get(k)) if isinstance(producer, dict) else ""
     )
-    rules: list[Rule] = [rule(dict.fromkeys(map(str, excludes)), None)] if excludes else []
+    rules: list[Rule] = [rule(dict.fromkeys(excludes), None)] if excludes else []
 
     if str(algo).upper() == "MIXED_PRECISION":
         by_scheme: dict[Scheme, list[str]] = {}
@@ -135,8 +134,9 @@ def read(config: Mapping[str, Any]) -> QuantSpec:
     default = scheme_of_algo(algo, body.get("group_size"), "the checkpoint")
     if not isinstance(default, LayerFormat):
         raise NotFp4CheckpointError(f"ModelOpt quant_algo {algo!r} is not an FP4 format")
-    for name, group in (body.get("config_groups") or {}).items():
-        described = scheme_of_group(group, f"config_groups.{name}")
+    for name, group in mapping_of(body, "config_groups").items():
+        where = f"config_groups.{name}"
+        described = scheme_of_group(as_mapping(group, where), where)
         if isinstance(described, LayerFormat) and described.format != default.format:
             raise UnsupportedCheckpointError(
                 f"config_groups.{name} describes {described.algo} weights, but quant_algo is {algo}"

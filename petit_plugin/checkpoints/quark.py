@@ -12,6 +12,7 @@ from typing import Any
 
 from petit_plugin.checkpoints.errors import NotFp4CheckpointError, UnsupportedCheckpointError
 from petit_plugin.checkpoints.spec import ForeignFormat, LayerFormat, QuantSpec, Rule, Scheme, require_fp4, rule
+from petit_plugin.checkpoints.values import as_mapping, list_of_str, mapping_of
 
 
 def _one_spec(spec: Mapping[str, Any], where: str) -> Scheme:
@@ -30,8 +31,7 @@ def _one_spec(spec: Mapping[str, Any], where: str) -> Scheme:
 
 def _weight_scheme(cfg: Any, where: str) -> Scheme:
     """The scheme of one {"weight": ..., ...} entry; a weight of null is a layer that is not quantized."""
-    if not isinstance(cfg, Mapping):
-        raise UnsupportedCheckpointError(f"{where}: the Quark entry must be an object, not {cfg!r}")
+    cfg = as_mapping(cfg, where)
     if cfg.get("bias"):
         raise UnsupportedCheckpointError(f"{where}: quantized biases are not supported")
     weight = cfg.get("weight")
@@ -40,24 +40,26 @@ def _weight_scheme(cfg: Any, where: str) -> Scheme:
     if isinstance(weight, Mapping):
         return _one_spec(weight, where)
     if isinstance(weight, list) and len(weight) == 1:
-        return _one_spec(weight[0], where)
+        return _one_spec(as_mapping(weight[0], f"{where}.weight[0]"), where)
     if isinstance(weight, list) and len(weight) == 2:
-        inner, outer = weight
+        inner, outer = (as_mapping(level, f"{where}.weight[{i}]") for i, level in enumerate(weight))
         if inner.get("dtype") == "fp4" and (inner.get("qscheme"), inner.get("group_size")) == ("per_group", 16):
             if (outer.get("dtype"), outer.get("qscheme")) == ("fp8_e4m3", "per_tensor"):
                 return LayerFormat("nvfp4", 16, "NVFP4")
         elif inner.get("dtype") != "fp4":
-            return ForeignFormat("+".join(str(level.get("dtype")) for level in weight))
+            return ForeignFormat(f"{inner.get('dtype')}+{outer.get('dtype')}")
     raise UnsupportedCheckpointError(f"{where}: Quark weight description {weight!r} is not one petit serves")
 
 
 def _kv_cache(config: Mapping[str, Any]) -> str | None:
-    group = (config.get("export") or {}).get("kv_cache_group") or []
-    cache = config.get("kv_cache_quant_config") or {}  # newer files; older ones have the entries among the layers only
-    for name, cfg in [*cache.items(), *(config.get("layer_quant_config") or {}).items()]:
+    group = list_of_str(mapping_of(config, "export"), "kv_cache_group", "export.")
+    cache = mapping_of(
+        config, "kv_cache_quant_config"
+    )  # newer files; older ones have the entries among the layers only
+    for name, cfg in [*cache.items(), *mapping_of(config, "layer_quant_config").items()]:
         if not isinstance(cfg, Mapping) or not cfg.get("output_tensors"):
             continue
-        spec = cfg["output_tensors"]
+        spec = mapping_of(cfg, "output_tensors", f"layer {name}: ")
         if name not in cache and not any(name == g or fnmatch.fnmatchcase(name, g) for g in group):
             raise UnsupportedCheckpointError(f"layer {name}: quantized outputs are served for the KV cache only")
         if (spec.get("dtype"), spec.get("qscheme")) != ("fp8_e4m3", "per_tensor"):
@@ -71,6 +73,7 @@ def _kv_cache(config: Mapping[str, Any]) -> str | None:
 def _check_algorithms(config: Mapping[str, Any]) -> None:
     algos = config.get("algo_config") or []
     for algo in algos if isinstance(algos, list) else [algos]:
+        algo = as_mapping(algo, "each entry of algo_config")
         online = [k for k, v in algo.items() if v is True and (k.startswith("online") or k in ("r3", "r4"))]
         if online:
             raise UnsupportedCheckpointError(
@@ -80,21 +83,22 @@ def _check_algorithms(config: Mapping[str, Any]) -> None:
 
 def read(config: Mapping[str, Any]) -> QuantSpec:
     """A Quark `quantization_config` -> QuantSpec."""
-    default = _weight_scheme(config.get("global_quant_config") or {}, "global_quant_config")
-    weight_format = (config.get("export") or {}).get("weight_format")
+    default = _weight_scheme(mapping_of(config, "global_quant_config"), "global_quant_config")
+    weight_format = mapping_of(config, "export").get("weight_format")
     if weight_format not in (None, "real_quantized"):
         raise UnsupportedCheckpointError(f"Quark weight_format {weight_format!r}: only real_quantized weights are FP4")
-    if (config.get("global_quant_config") or {}).get("output_tensors"):
+    if mapping_of(config, "global_quant_config").get("output_tensors"):
         raise UnsupportedCheckpointError("global_quant_config: quantized outputs are served for the KV cache only")
-    for kind, cfg in (config.get("layer_type_quant_config") or {}).items():
+    for kind, cfg in mapping_of(config, "layer_type_quant_config").items():
         if _weight_scheme(cfg, f"layer type {kind}") != default:
             raise UnsupportedCheckpointError(f"layer_type_quant_config gives {kind} a format of its own: not supported")
 
     rules: list[Rule] = []
-    if config.get("exclude"):
-        rules.append(rule(dict.fromkeys(map(str, config["exclude"])), None))
+    exclude = list_of_str(config, "exclude")
+    if exclude:
+        rules.append(rule(dict.fromkeys(exclude), None))
     by_scheme: dict[Scheme, list[str]] = {}
-    for name, cfg in (config.get("layer_quant_config") or {}).items():
+    for name, cfg in mapping_of(config, "layer_quant_config").items():
         by_scheme.setdefault(_weight_scheme(cfg, f"layer {name}"), []).append(name)
     # One rank for all of them: a layer that two patterns pin differently is an error, never a matter of order.
     rules += [rule(names, scheme, rank=1) for scheme, names in by_scheme.items()]

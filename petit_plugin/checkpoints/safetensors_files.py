@@ -62,7 +62,7 @@ def read_header(file: Path) -> dict[str, TensorInfo]:
         raise BrokenCheckpointError(f"{file.name}: cannot be read: {error.strerror}") from error
     try:
         header = json.loads(raw)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise BrokenCheckpointError(f"{file.name}: the safetensors header is not JSON: {error}") from error
     if not isinstance(header, dict):
         raise BrokenCheckpointError(f"{file.name}: the safetensors header is not an object")
@@ -88,8 +88,10 @@ def read_header(file: Path) -> dict[str, TensorInfo]:
 
 def _tensor_info(file: Path, name: str, entry: Any, data: int) -> TensorInfo:
     try:
-        dtype, shape = str(entry["dtype"]), tuple(int(d) for d in entry["shape"])
-        begin, end = (int(o) for o in entry["data_offsets"])
+        dtype, shape = str(entry["dtype"]), tuple(entry["shape"])
+        begin, end = entry["data_offsets"]
+        if not all(type(number) is int for number in (*shape, begin, end)):
+            raise TypeError("shape and data_offsets are whole numbers")
     except (KeyError, TypeError, ValueError) as error:
         raise BrokenCheckpointError(f"{file.name}: tensor {name}: malformed header entry {entry!r}") from error
     if dtype not in BITS:
@@ -149,7 +151,7 @@ def load_json(file: Path) -> dict[str, Any]:
         raise BrokenCheckpointError(f"{file.name}: file is missing") from error
     except OSError as error:
         raise BrokenCheckpointError(f"{file.name}: cannot be read: {error.strerror}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise BrokenCheckpointError(f"{file.name}: not valid JSON: {error}") from error
     if not isinstance(value, dict):
         raise BrokenCheckpointError(f"{file.name}: expected a JSON object")

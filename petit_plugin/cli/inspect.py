@@ -10,6 +10,7 @@ from rich.table import Table
 
 from petit_plugin.checkpoints.checkpoint import Checkpoint
 from petit_plugin.checkpoints.safetensors_files import FLOATS
+from petit_plugin.checkpoints.values import list_of_str
 from petit_plugin.cli import model_path, output
 from petit_plugin.cli.output import collapse, size
 
@@ -47,12 +48,12 @@ def report(path: Path, quick: bool = False) -> dict[str, Any]:
                 extras[suffix] = extras.get(suffix, 0) + 1
     plain = [n.removesuffix(".weight") for n, t in checkpoint.tensors.items() if _is_plain_matrix(n, t.dtype, t.shape)]
     refused = [{"layer": layer, "reason": reason} for layer, reason in checkpoint.refused]
-    architectures = checkpoint.config.get("architectures") or [None]
+    architectures = list_of_str(checkpoint.config, "architectures")
     return {
         "schema": 1,
         "model": str(path),
         "ok": not problems and not refused,
-        "architecture": architectures[0],
+        "architecture": architectures[0] if architectures else None,
         "dialect": spec.dialect,
         "producer": spec.producer,
         "formats": sorted(spec.formats),

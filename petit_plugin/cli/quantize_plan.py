@@ -84,7 +84,7 @@ def check_source(config: Mapping[str, object], tensors: Mapping[str, TensorInfo]
     """Raise UnsupportedCheckpointError for a source that cannot be quantized as it lies there."""
     if config.get("quantization_config") or config.get("compression_config"):
         raise UnsupportedCheckpointError("the model is quantized already: start from its BF16, FP16 or FP32 weights")
-    if config.get("model_type") in _TRANSPOSED:
+    if str(config.get("model_type")) in _TRANSPOSED:
         raise UnsupportedCheckpointError(f"{config['model_type']} stores its linears as [in, out]: not supported")
     for info in tensors.values():
         module = info.name.removesuffix(".weight")

@@ -75,6 +75,37 @@ def _with_gradient(x: torch.Tensor, weight: PackedWeight, bias: torch.Tensor | N
     return result
 
 
+class _LinearCall(NamedTuple):
+    """Arguments of petit::linear, in the order of its schema."""
+
+    x: torch.Tensor
+    weight: torch.Tensor
+    scale: torch.Tensor
+    row_scale: torch.Tensor
+    row_exponent: torch.Tensor | None
+    bias: torch.Tensor | None
+    format: str
+    arch: str
+    n: int
+    k: int
+    exact: bool
+
+
+class _DequantizeCall(NamedTuple):
+    """Arguments of petit::dequantize, in the order of its schema."""
+
+    weight: torch.Tensor
+    scale: torch.Tensor
+    row_scale: torch.Tensor
+    row_exponent: torch.Tensor | None
+    format: str
+    arch: str
+    n: int
+    k: int
+    exact: bool
+    dtype: torch.dtype
+
+
 class _Packed(NamedTuple):
     """What a call derives from the numbers of a weight; the same for every call of a layer, so it is kept."""
 
@@ -106,19 +137,17 @@ def _check_tensor(name: str, tensor: torch.Tensor, packed: _Packed, device: torc
         raise ValueError(f"{name} is on {tensor.device} but weight on {device}; move it there")
 
 
-def _check_weight(
-    weight: torch.Tensor,
-    scale: torch.Tensor,
-    row_scale: torch.Tensor,
-    row_exponent: torch.Tensor | None,
-    packed: _Packed,
-) -> None:
-    device = weight.device
-    _check_tensor("weight", weight, packed, device)
-    _check_tensor("scale", scale, packed, device)
-    _check_tensor("row_scale", row_scale, packed, device)
-    if row_exponent is not None:
-        _check_tensor("row_exponent", row_exponent, packed, device)
+def _checked(call: _LinearCall | _DequantizeCall) -> _Packed:
+    """What the weight's numbers mean, once its tensors have been checked against them."""
+    # int(): a traced number becomes a constant of the graph
+    packed = _packed(call.format, call.arch, int(call.n), int(call.k), call.exact)
+    device = call.weight.device
+    _check_tensor("weight", call.weight, packed, device)
+    _check_tensor("scale", call.scale, packed, device)
+    _check_tensor("row_scale", call.row_scale, packed, device)
+    if call.row_exponent is not None:
+        _check_tensor("row_exponent", call.row_exponent, packed, device)
+    return packed
 
 
 def _check_activations(x: torch.Tensor, bias: torch.Tensor | None, device: torch.device, meta: PackedMeta) -> None:
@@ -138,76 +167,31 @@ def _check_activations(x: torch.Tensor, bias: torch.Tensor | None, device: torch
         raise ValueError(f"bias is on {bias.device} but the weight on {device}; move it there")
 
 
-def _linear(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    scale: torch.Tensor,
-    row_scale: torch.Tensor,
-    row_exponent: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    format: str,
-    arch: str,
-    n: int,
-    k: int,
-    exact: bool,
-) -> torch.Tensor:
-    packed = _packed(format, arch, n, k, exact)
-    _check_weight(weight, scale, row_scale, row_exponent, packed)
-    _check_activations(x, bias, weight.device, packed.meta)
-    return packed.backend.linear(x, weight, scale, row_scale, row_exponent, bias, packed.meta)
+def _linear(*args: Any) -> torch.Tensor:
+    call = _LinearCall(*args)
+    packed = _checked(call)
+    _check_activations(call.x, call.bias, call.weight.device, packed.meta)
+    return packed.backend.linear(*call[:6], packed.meta)
 
 
-def _linear_fake(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    scale: torch.Tensor,
-    row_scale: torch.Tensor,
-    row_exponent: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    format: str,
-    arch: str,
-    n: int,
-    k: int,
-    exact: bool,
-) -> torch.Tensor:
-    packed = _packed(format, arch, int(n), int(k), exact)  # int(): a traced number becomes a constant of the graph
-    _check_weight(weight, scale, row_scale, row_exponent, packed)
-    _check_activations(x, bias, weight.device, packed.meta)
-    return x.new_empty((*x.shape[:-1], packed.meta.n))
+def _linear_fake(*args: Any) -> torch.Tensor:
+    call = _LinearCall(*args)
+    packed = _checked(call)
+    _check_activations(call.x, call.bias, call.weight.device, packed.meta)
+    return call.x.new_empty((*call.x.shape[:-1], packed.meta.n))
 
 
-def _dequantize(
-    weight: torch.Tensor,
-    scale: torch.Tensor,
-    row_scale: torch.Tensor,
-    row_exponent: torch.Tensor | None,
-    format: str,
-    arch: str,
-    n: int,
-    k: int,
-    exact: bool,
-    dtype: torch.dtype,
-) -> torch.Tensor:
-    packed = _packed(format, arch, n, k, exact)
-    _check_weight(weight, scale, row_scale, row_exponent, packed)
-    if dtype not in _WEIGHTS:
-        raise TypeError(f"dtype is {dtype}; expected float64, float32, bfloat16 or float16")
-    return packed.backend.dequantize(weight, scale, row_scale, row_exponent, packed.meta, dtype)
+def _dequantize(*args: Any) -> torch.Tensor:
+    call = _DequantizeCall(*args)
+    packed = _checked(call)
+    if call.dtype not in _WEIGHTS:
+        raise TypeError(f"dtype is {call.dtype}; expected float64, float32, bfloat16 or float16")
+    return packed.backend.dequantize(*call[:4], packed.meta, call.dtype)
 
 
-def _dequantize_fake(
-    weight: torch.Tensor,
-    scale: torch.Tensor,
-    row_scale: torch.Tensor,
-    row_exponent: torch.Tensor | None,
-    format: str,
-    arch: str,
-    n: int,
-    k: int,
-    exact: bool,
-    dtype: torch.dtype,
-) -> torch.Tensor:
-    return weight.new_empty((n, k), dtype=dtype)
+def _dequantize_fake(*args: Any) -> torch.Tensor:
+    call = _DequantizeCall(*args)
+    return call.weight.new_empty((call.n, call.k), dtype=call.dtype)
 
 
 for _device in DEVICES:

@@ -87,11 +87,11 @@ def simde_missing() -> bool:
 
 
 def _units(kind: str) -> list[tuple[Path, list[str]]]:
-    shared = [(_CPU / "parallel.cpp", ["-O2"])]
+    shared = [(_CPU / "parallel.cpp", ["-O2"]), (_CPU / "gemm_portable.cpp", ["-O3"])]
     if kind == "simde":
         kernels = [(_CPU / f"gemm_{isa}.cpp", _SIMDE) for isa in ("avx512", "avx512_bf16")]
         return [*kernels, *shared, (_HERE / "entry.cpp", ["-DPETIT_TEST_AVX512"])]
-    units = [(_CPU / "gemm_avx2.cpp", ["-O3", *_AVX2]), (_CPU / "gemm_portable.cpp", ["-O3"]), *shared]
+    units = [(_CPU / "gemm_avx2.cpp", ["-O3", *_AVX2]), *shared]
     defines = ["-DPETIT_TEST_BASE"]
     if native("avx512_bf16"):
         units += [

@@ -54,3 +54,16 @@ static inline simde__m512i petit_cvtepu8_epi32(simde__m128i bytes) {
 }
 #define _mm512_cvtepu8_epi32(bytes) petit_cvtepu8_epi32(bytes)
 #endif
+
+#ifndef _mm512_cvtps_pd
+static inline simde__m512d petit_cvtps_pd(simde__m256 values) {
+    float in[8];
+    double out[8];
+    simde_memcpy(in, &values, sizeof(in));
+    for (int i = 0; i < 8; ++i) out[i] = in[i];
+    simde__m512d wide;
+    simde_memcpy(&wide, out, sizeof(wide));
+    return wide;
+}
+#define _mm512_cvtps_pd(values) petit_cvtps_pd(values)
+#endif
