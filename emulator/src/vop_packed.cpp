@@ -174,7 +174,7 @@ void dot2_f32(Wave& w, const Inst& in) {  // c + a.lo*b.lo + a.hi*b.hi
         }
         float z = f32(c[l]);
         if (!Accumulate && (in.neg_lo >> 2 & 1)) z = -z;
-        float r = Bf ? (p[0] + p[1]) + z : (z + p[0]) + p[1];
+        float r = Bf && !Accumulate ? (p[0] + p[1]) + z : (z + p[0]) + p[1];
         if (in.clamp) r = r > 0 ? (r < 1 ? r : 1.0f) : 0.0f;
         out.l[l] = b32(r);
     }
