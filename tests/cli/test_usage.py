@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 from cli.runner import MODELOPT, petit
 
-COMMANDS = ("doctor", "inspect", "quantize", "verify")
+COMMANDS = ("doctor", "inspect", "quantize", "verify", "bench", "tune", "isa")
 
 
 def test_help_lists_what_there_is() -> None:
     result = petit("--help")
     assert result.code == 0
-    assert [c for c in (*COMMANDS, "bench", "tune", "isa") if f" {c} " in result.out] == list(COMMANDS)
+    assert [c for c in COMMANDS if f" {c} " not in result.out] == []
     for command in COMMANDS:
         assert petit(command, "--help").code == 0
 

@@ -220,7 +220,7 @@ def test_the_operator_checks_packed_tensors_itself() -> None:
         ({"w2_bias": call.w2_bias[:, :-1]}, "w2_bias is torch.float32"),
         ({"num_experts": 5}, "w13_weight is torch.uint8"),
         ({"hidden": 256}, "have contiguous"),
-        ({"arch": "gfx942"}, "'gfx942'"),
+        ({"arch": "gfx1100"}, "'gfx1100'"),
         ({"format": "fp8"}, "format is 'fp8'"),
         ({"limit": 0.0}, "limit is 0.0: it must be positive"),
         ({"limit": float("nan")}, "limit is nan"),
