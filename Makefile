@@ -72,7 +72,7 @@ test-slow: $(VENV)/.installed
 	$(PY) -m pytest -m "slow and not server and not framework" $(ELSEWHERE) $(PYTEST_ARGS)
 
 test-vllm: $(VLLM_VENV)/.installed
-	$(VLLM_PY) -m pytest -m framework tests/formats $(PYTEST_ARGS)
+	$(VLLM_PY) -m pytest -m framework tests/formats/test_tiny_models.py $(PYTEST_ARGS)
 	$(VLLM_PY) -m pytest tests/integrations/vllm $(PYTEST_ARGS)
 
 # After test-vllm, which makes the real checkpoint that one of these tests reads.
