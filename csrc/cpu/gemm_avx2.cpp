@@ -295,7 +295,7 @@ struct Avx2 {
         for (int64_t i = 0; i < inexact; ++i) {
             const int64_t k0 = groups[i].inexact * int64_t{group};
             dequantize(w, block, k0, k0 + group, panel);
-            tile<1, 1>(panel, x + k0, group / kStep, sums);
+            tile<1, 1>(panel, x + k0, group / kStep, nullptr, sums);
         }
     }
 
@@ -305,7 +305,7 @@ struct Avx2 {
     }
 
     template <int R, int B>
-    static void tile(const float* panel, const float* x, int64_t steps, double* sums) {
+    static void tile(const float* panel, const float* x, int64_t steps, const float*, double* sums) {
         static_assert(B == 1);
         alignas(32) float total[R][4][8] = {};
         for (int64_t first = 0; first < steps; first += kTileChain) {

@@ -8,7 +8,8 @@
 //   decode<R>(w, block, x, sums)             sums[R][16] of one row block over all k, in float64
 //   dequantize(w, block, k0, k1, out)        exact values of one row block, in the order tile() reads them
 //   prepare_fixed, decode_fixed              optional: one row of x in integers, written behind its float32 form
-//   tile<R, B>(panels, x, steps, sums)       adds to sums[B][R][16] what B panels give with R rows of x
+//   tile<R, B>(panels, x, steps, next, sums) adds to sums[B][R][16] what B panels give with R rows of x; `next` is the x
+//                                            that will be read next, for a prefetch
 // decode streams the weights once from memory through registers; the tile path turns kPanel of k of some row blocks at
 // a time into numbers that stay in the caches while all rows of x pass over them.
 //
@@ -54,7 +55,7 @@ class Scratch {
 };
 
 constexpr int64_t kScratchBytes = int64_t{64} << 20;  // prepared activations held at once
-constexpr int64_t kMostRows = 512;                    // of them per item: further rows dequantise the weights again
+constexpr int64_t kMostRows = 256;                    // of them per item: further rows dequantise the weights again
 constexpr int64_t kDecodeTaskBytes = 96 << 10;        // weights of one decode task
 constexpr int64_t kTileTaskBlocks = 8;                // row blocks of one tile task: how often cached x is used again
 constexpr int64_t kThreadWork = 96 << 10;             // weight bytes (times passes) that pay for one more thread
@@ -235,7 +236,13 @@ class Driver {
                 double* const tile_sums = sums + (block - begin) * item.m * kRowBlock;
                 for (int64_t group = 0; group < item.rows.count; ++group) {
                     const int64_t first = item.rows.first(group), rows = item.rows.size(group);
-                    kTile[wide - 1][rows - 1](panel, item.x + first * w.k + k0 * rows, (k1 - k0) / K::kStep,
+                    // What the next tile reads: the same k of the next rows of x, or the next k of the first ones.
+                    const bool last = group + 1 == item.rows.count;
+                    const int64_t next_rows = item.rows.size(last ? 0 : group + 1),
+                                  next_first = last ? 0 : first + rows;
+                    const int64_t next_k = last && block + K::kTileBlocks >= end ? k1 : k0;
+                    const X* const next = item.x + next_first * w.k + next_k * next_rows;
+                    kTile[wide - 1][rows - 1](panel, item.x + first * w.k + k0 * rows, (k1 - k0) / K::kStep, next,
                                               tile_sums + first * wide * kRowBlock);
                 }
             }
@@ -255,7 +262,7 @@ class Driver {
     }
 
     using DecodeFn = void (*)(const WeightView&, int64_t block, const X* x, double (*sums)[kRowBlock]);
-    using TileFn = void (*)(const float* panel, const X* x, int64_t steps, double* sums);
+    using TileFn = void (*)(const float* panel, const X* x, int64_t steps, const X* next, double* sums);
 
     template <class Sequence>
     struct Tables;
