@@ -24,7 +24,7 @@ void bind_packing(py::module_& m) {
             {
                 py::gil_scoped_release unlocked;
                 plan = cpu::plan_packing(checkpoint(format, n, k, weight, weight_stride, scale, scale_stride),
-                                         pointer<int32_t>(row_exponent), threads);
+                                         pointer<int8_t>(row_exponent), threads);
             }
             return py::make_tuple(plan.nan_row, plan.nan_group, plan.shifted, plan.exact);
         },
@@ -35,7 +35,7 @@ void bind_packing(py::module_& m) {
            int64_t scale_stride, uintptr_t out_weight, uintptr_t out_scale, uintptr_t row_exponent, int threads) {
             py::gil_scoped_release unlocked;
             cpu::pack(checkpoint(format, n, k, weight, weight_stride, scale, scale_stride),
-                      {pointer<uint8_t>(out_weight), pointer<uint8_t>(out_scale), pointer<int32_t>(row_exponent)},
+                      {pointer<uint8_t>(out_weight), pointer<uint8_t>(out_scale), pointer<int8_t>(row_exponent)},
                       threads);
         },
         "Checkpoint codes and scales to the CPU layout.");
@@ -44,16 +44,16 @@ void bind_packing(py::module_& m) {
         [](int format, int64_t n, int64_t k, uintptr_t weight, uintptr_t scale, uintptr_t row_exponent,
            uintptr_t out_weight, uintptr_t out_scale, int threads) {
             py::gil_scoped_release unlocked;
-            cpu::unpack(weight_view(format, n, k, weight, scale, 0, row_exponent, false), pointer<uint8_t>(out_weight),
-                        pointer<uint8_t>(out_scale), threads);
+            cpu::unpack(weight_view(format, n, k, weight, scale, 0, 0, row_exponent, false),
+                        pointer<uint8_t>(out_weight), pointer<uint8_t>(out_scale), threads);
         },
         "The CPU layout back to checkpoint codes and scales.");
     m.def(
         "dequantize",
         [](int format, int64_t n, int64_t k, uintptr_t weight, uintptr_t scale, uintptr_t row_scale,
-           uintptr_t row_exponent, uintptr_t out, int out_type, int threads) {
+           int64_t row_scale_stride, uintptr_t row_exponent, uintptr_t out, int out_type, int threads) {
             py::gil_scoped_release unlocked;
-            cpu::dequantize(weight_view(format, n, k, weight, scale, row_scale, row_exponent, false),
+            cpu::dequantize(weight_view(format, n, k, weight, scale, row_scale, row_scale_stride, row_exponent, false),
                             pointer<void>(out), static_cast<cpu::OutType>(out_type), threads);
         },
         "The packed weight as [n, k] numbers, rounded once.");
@@ -63,18 +63,19 @@ void bind_gemm(py::module_& m) {
     m.def(
         "linear",
         [](uintptr_t x, int64_t x_stride, int64_t rows, int dtype, int format, int64_t n, int64_t k, uintptr_t weight,
-           uintptr_t scale, uintptr_t row_scale, uintptr_t row_exponent, bool exact, uintptr_t bias, int bias_dtype,
-           uintptr_t y, int threads, int isa) {
+           uintptr_t scale, uintptr_t row_scale, int64_t row_scale_stride, uintptr_t row_exponent, bool exact,
+           uintptr_t bias, int bias_dtype, uintptr_t y, int threads, int isa) {
             py::gil_scoped_release unlocked;
-            const cpu::GemmProblem problem{pointer<const void>(x),
-                                           x_stride,
-                                           nullptr,
-                                           rows,
-                                           weight_view(format, n, k, weight, scale, row_scale, row_exponent, exact),
-                                           pointer<const void>(bias),
-                                           static_cast<cpu::DType>(bias_dtype),
-                                           pointer<void>(y),
-                                           n};
+            const cpu::GemmProblem problem{
+                pointer<const void>(x),
+                x_stride,
+                nullptr,
+                rows,
+                weight_view(format, n, k, weight, scale, row_scale, row_scale_stride, row_exponent, exact),
+                pointer<const void>(bias),
+                static_cast<cpu::DType>(bias_dtype),
+                pointer<void>(y),
+                n};
             const auto type = static_cast<cpu::DType>(dtype);
             cpu::grouped_gemm(&problem, 1, type, type, threads, static_cast<cpu::Isa>(isa));
         },

@@ -15,14 +15,15 @@ T* pointer(uintptr_t address) {
 }
 
 inline cpu::WeightView weight_view(int format, int64_t n, int64_t k, uintptr_t weight, uintptr_t scale,
-                                   uintptr_t row_scale, uintptr_t row_exponent, bool exact) {
+                                   uintptr_t row_scale, int64_t row_scale_stride, uintptr_t row_exponent, bool exact) {
     return {static_cast<cpu::Format>(format),
             n,
             k,
             pointer<const uint8_t>(weight),
             pointer<const uint8_t>(scale),
             pointer<const float>(row_scale),
-            pointer<const int32_t>(row_exponent),
+            row_scale_stride,
+            pointer<const int8_t>(row_exponent),
             exact};
 }
 

@@ -10,8 +10,9 @@
 namespace petit::bindings {
 namespace {
 
-using Addresses = std::array<uintptr_t, 5>;  // weight, scale, row_scale, row_exponent or 0, bias or 0
-using Index = std::tuple<uintptr_t, bool>;   // address, int64 rather than int32
+// weight, scale, row_scale, row_exponent or 0, bias or 0; then the stride of row_scale
+using Addresses = std::array<uintptr_t, 6>;
+using Index = std::tuple<uintptr_t, bool>;  // address, int64 rather than int32
 
 cpu::ExpertBank bank(int format, int64_t n, int64_t k, const Addresses& at, bool exact) {
     return {static_cast<cpu::Format>(format),
@@ -20,7 +21,8 @@ cpu::ExpertBank bank(int format, int64_t n, int64_t k, const Addresses& at, bool
             pointer<const uint8_t>(at[0]),
             pointer<const uint8_t>(at[1]),
             pointer<const float>(at[2]),
-            pointer<const int32_t>(at[3]),
+            static_cast<int64_t>(at[5]),
+            pointer<const int8_t>(at[3]),
             pointer<const float>(at[4]),
             exact};
 }

@@ -52,7 +52,7 @@ void dequantize_row(const WeightView& w, int64_t row, typename Type::Bits* out) 
     const int64_t block = row / kRowBlock, r = row % kRowBlock;
     const uint8_t* units = w.weight + block * (w.k / 8) * 64 + 4 * r;
     const double row_scale =
-        static_cast<double>(w.row_scale[row]) * (w.row_exponent ? power_of_two(w.row_exponent[row]) : 1.0);
+        static_cast<double>(w.scale_of_row(row)) * (w.row_exponent ? power_of_two(w.row_exponent[row]) : 1.0);
     for (int64_t g = 0; g < w.k / group; ++g) {
         const double scale = scale_value(w.format, w.scale[(block * (w.k / group) + g) * kRowBlock + r]) * row_scale;
         const double magnitude = std::fabs(scale);

@@ -10,7 +10,8 @@
 //   scale  [n_pad/16][k/g][16]  one byte a row. NVFP4: unsigned E5M3, 0 is zero, else 2^((c>>3) - 16) * (1 + (c&7)/8),
 //                               whose float32 bits are (c << 20) + 0x37800000. MXFP4: 2^(c - 127); c is in [67, 187]
 //                               for every block that is not all zero, unless the weight is `exact`.
-// Padded rows hold zero codes, neutral scales and row_scale 0. Rows n..n_pad are never written to y.
+// Padded rows hold zero codes, neutral scales and, where there is one per row, row_scale 0. Rows n..n_pad are never
+// written to y.
 #pragma once
 
 #include <cstdint>
@@ -29,9 +30,12 @@ struct WeightView {
     int64_t k;
     const uint8_t* weight;
     const uint8_t* scale;
-    const float* row_scale;       // [n_pad]
-    const int32_t* row_exponent;  // [n_pad], or null for all zero
-    bool exact;                   // needs the portable kernel (MXFP4 rows that span more than float32 sums can hold)
+    const float* row_scale;      // [n_pad], or [1] when all rows have the same
+    int64_t row_scale_stride;    // 1, or 0 for [1]
+    const int8_t* row_exponent;  // [n_pad], or null for all zero
+    bool exact;                  // needs the portable kernel (MXFP4 rows that span more than float32 sums can hold)
+
+    float scale_of_row(int64_t row) const { return row_scale[row * row_scale_stride]; }
 };
 
 struct GemmProblem {

@@ -60,7 +60,7 @@ void run_row_block(const GemmProblem& p, int64_t block, DType x_dtype, DType y_d
         }
         for (int64_t m = m0; m < m1; ++m) {
             for (int64_t r = 0; r < rows; ++r) {
-                double y = total[m - m0][r] * w.row_scale[n0 + r];
+                double y = total[m - m0][r] * w.scale_of_row(n0 + r);
                 if (w.row_exponent) y *= power_of_two(w.row_exponent[n0 + r]);
                 if (p.bias) y += load_number(p.bias, n0 + r, p.bias_dtype);
                 store_number(p.y, m * p.y_stride + n0 + r, y_dtype, y);

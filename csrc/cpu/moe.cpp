@@ -247,7 +247,8 @@ WeightView ExpertBank::expert(int64_t index) const {
             k,
             weight + first_row * (k / 2),
             scale + first_row * (k / group_size(format)),
-            row_scale + first_row,
+            row_scale + (row_scale_stride == 0 ? index : first_row),
+            row_scale_stride,
             row_exponent ? row_exponent + first_row : nullptr,
             exact};
 }

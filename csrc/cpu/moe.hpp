@@ -25,8 +25,9 @@ struct ExpertBank {
     const uint8_t* weight;
     const uint8_t* scale;
     const float* row_scale;
-    const int32_t* row_exponent;  // or null
-    const float* bias;            // [experts, n], or null
+    int64_t row_scale_stride;    // of the rows; 0: each expert has one for all its rows
+    const int8_t* row_exponent;  // or null
+    const float* bias;           // [experts, n], or null
     bool exact;
 
     WeightView expert(int64_t index) const;

@@ -161,7 +161,7 @@ void unpack_block(const WeightView& w, int64_t block, uint8_t* weight, uint8_t* 
 
 }  // namespace
 
-PackPlan plan_packing(const CheckpointView& source, int32_t* row_exponent, int threads) {
+PackPlan plan_packing(const CheckpointView& source, int8_t* row_exponent, int threads) {
     std::atomic<int64_t> nan_row{source.n};
     std::atomic<bool> shifted{false}, exact{false};
     const bool mxfp4 = source.format == Format::mxfp4;
@@ -175,7 +175,7 @@ PackPlan plan_packing(const CheckpointView& source, int32_t* row_exponent, int t
             }
             if (plan.exponent != 0) shifted = true;
             if (plan.exact) exact = true;
-            if (mxfp4) row_exponent[row] = plan.exponent;
+            if (mxfp4) row_exponent[row] = static_cast<int8_t>(plan.exponent);  // at most 67 either way
         }
     });
     PackPlan plan;
@@ -185,7 +185,7 @@ PackPlan plan_packing(const CheckpointView& source, int32_t* row_exponent, int t
     }
     plan.exact = exact;
     plan.shifted = shifted && !exact;
-    if (mxfp4) std::fill(row_exponent + (exact ? 0 : source.n), row_exponent + padded_rows(source.n), 0);
+    if (mxfp4) std::fill(row_exponent + (exact ? 0 : source.n), row_exponent + padded_rows(source.n), int8_t{0});
     return plan;
 }
 

@@ -17,7 +17,7 @@ struct CheckpointView {
 struct PackedView {
     uint8_t* weight;
     uint8_t* scale;
-    int32_t* row_exponent;  // [n_pad] or null
+    int8_t* row_exponent;  // [n_pad] or null
 };
 
 // What packing will do, found by reading the scales (and codes where a scale is suspicious) before anything is written.
@@ -29,7 +29,7 @@ struct PackPlan {
 };
 
 // row_exponent [n_pad] is filled for MXFP4 (with zeros unless `shifted`), untouched for NVFP4.
-PackPlan plan_packing(const CheckpointView& source, int32_t* row_exponent, int threads);
+PackPlan plan_packing(const CheckpointView& source, int8_t* row_exponent, int threads);
 
 // row_exponent in `target` is read, not written: it comes from plan_packing, null when nothing is shifted.
 void pack(const CheckpointView& source, const PackedView& target, int threads);

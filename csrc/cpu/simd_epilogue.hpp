@@ -23,7 +23,7 @@ class Epilogue {
         : n0_(n0), count_(p.w.n - n0 < kRowBlock ? p.w.n - n0 : kRowBlock), y_dtype_(y_dtype), y_(p.y), p_(p) {
         for (int r = 0; r < kRowBlock; ++r) {
             const int exponent = p.w.row_exponent ? p.w.row_exponent[n0 + r] : 0;
-            factor_[r] = static_cast<double>(p.w.row_scale[n0 + r]) * power_of_two(exponent);
+            factor_[r] = static_cast<double>(p.w.scale_of_row(n0 + r)) * power_of_two(exponent);
             bias_[r] = p.bias && r < count_ ? load_number(p.bias, n0 + r, p.bias_dtype) : 0.0;
         }
     }

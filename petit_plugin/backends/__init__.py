@@ -24,6 +24,8 @@ Layout = dict[str, tuple[tuple[int, ...], torch.dtype]]
 class Backend(Protocol):
     """What packing/ and ops/ need. Tensors are given by name; arguments have been checked by the caller."""
 
+    shared_row_scale: bool  # whether row_scale may be [1], for all rows, instead of what layout() says
+
     def layout(self, meta: PackedMeta) -> Layout:
         """Shape and dtype of every packed tensor; `row_exponent` is optional in a weight."""
 

@@ -23,9 +23,20 @@ def padded_rows(n: int) -> int:
     return -(-n // ROW_BLOCK) * ROW_BLOCK
 
 
+def row_scale_at(row_scale: torch.Tensor) -> tuple[int, int]:
+    """Address of the last dimension's scales and their stride: 0 when one serves all rows."""
+    return row_scale.data_ptr(), 0 if row_scale.shape[-1] == 1 else 1
+
+
 def pointer(tensor: torch.Tensor | None) -> int:
     """Address, 0 for None."""
     return 0 if tensor is None else tensor.data_ptr()
+
+
+def same_bits(scale: torch.Tensor) -> bool:
+    """Whether all float32 numbers are one; by bits, so that 0 and -0 differ."""
+    bits = scale.view(torch.int32)
+    return bool((bits == bits[0]).all())
 
 
 class KernelReport:
@@ -54,6 +65,8 @@ report_kernels = KernelReport()
 
 
 class CpuBackend:
+    shared_row_scale = True
+
     def layout(self, meta: PackedMeta) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
         rows = padded_rows(meta.n)
         layout: dict[str, tuple[tuple[int, ...], torch.dtype]] = {
@@ -62,7 +75,7 @@ class CpuBackend:
             "row_scale": ((rows,), torch.float32),
         }
         if meta.format == "mxfp4":
-            layout["row_exponent"] = ((rows,), torch.int32)
+            layout["row_exponent"] = ((rows,), torch.int8)  # within 67 either way
         elif meta.exact:
             raise ValueError(f"exact is set, but the CPU packs no {meta.format} weight that way; leave it False")
         return layout
@@ -75,7 +88,7 @@ class CpuBackend:
                 f"{source.name or 'weight'} is on {source.weight.device}; move it to the CPU to pack for arch 'cpu'"
             )
         n, k, fmt, threads = source.n, source.k, FORMATS[source.format], torch.get_num_threads()
-        exponent = torch.empty(padded_rows(n), dtype=torch.int32) if source.format == "mxfp4" else None
+        exponent = torch.empty(padded_rows(n), dtype=torch.int8) if source.format == "mxfp4" else None
         checkpoint = (
             *(fmt, n, k, source.weight.data_ptr(), source.weight.stride(0)),
             *(source.scale.data_ptr(), source.scale.stride(0)),
@@ -95,7 +108,8 @@ class CpuBackend:
         if out is None:
             layout = self.layout(meta)
             tensors = {name: torch.empty(layout[name][0], dtype=layout[name][1]) for name in ("weight", "scale")}
-            tensors["row_scale"] = torch.empty(padded_rows(n), dtype=torch.float32)
+            one_scale = source.global_scale.numel() == 1
+            tensors["row_scale"] = torch.empty(1 if one_scale else padded_rows(n), dtype=torch.float32)
             if shifted:
                 assert exponent is not None
                 tensors["row_exponent"] = exponent
@@ -106,6 +120,11 @@ class CpuBackend:
                     f"{scale_name} needs row exponents, which the weight given as out= was packed without; "
                     f"pack without out= to get new storage"
                 )
+            if tensors["row_scale"].numel() == 1 and not same_bits(source.global_scale):
+                raise ValueError(
+                    f"{source.name + '.' if source.name else ''}global_scale differs from row to row, but the weight "
+                    f"given as out= has room for one; pack without out= to get new storage"
+                )
             if "row_exponent" in tensors:
                 assert exponent is not None
                 tensors["row_exponent"].copy_(exponent)
@@ -113,8 +132,11 @@ class CpuBackend:
             *(*checkpoint, tensors["weight"].data_ptr(), tensors["scale"].data_ptr()),
             *(pointer(exponent) if shifted else 0, threads),
         )
-        tensors["row_scale"][:n] = source.global_scale
-        tensors["row_scale"][n:] = 0
+        if tensors["row_scale"].numel() == 1:
+            tensors["row_scale"].copy_(source.global_scale[:1])
+        else:
+            tensors["row_scale"][:n] = source.global_scale
+            tensors["row_scale"][n:] = 0
         return meta, tensors
 
     def unpack(self, meta: PackedMeta, tensors: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -137,8 +159,14 @@ class CpuBackend:
     ) -> torch.Tensor:
         out = torch.empty(meta.n, meta.k, dtype=dtype)
         _native.dequantize(
-            *(FORMATS[meta.format], meta.n, meta.k, weight.data_ptr(), scale.data_ptr(), row_scale.data_ptr()),
-            *(pointer(row_exponent), out.data_ptr(), OUT_TYPES[dtype], torch.get_num_threads()),
+            *(FORMATS[meta.format], meta.n, meta.k, weight.data_ptr(), scale.data_ptr()),
+            *(
+                *row_scale_at(row_scale),
+                pointer(row_exponent),
+                out.data_ptr(),
+                OUT_TYPES[dtype],
+                torch.get_num_threads(),
+            ),
         )
         return out
 
@@ -165,7 +193,7 @@ class CpuBackend:
             bias = bias.contiguous()
         _native.linear(
             *(rows.data_ptr(), rows.stride(0), rows.shape[0], DTYPES[x.dtype], FORMATS[meta.format], n, k),
-            *(weight.data_ptr(), scale.data_ptr(), row_scale.data_ptr(), pointer(row_exponent), meta.exact),
+            *(weight.data_ptr(), scale.data_ptr(), *row_scale_at(row_scale), pointer(row_exponent), meta.exact),
             *(pointer(bias), 2 if bias is None else DTYPES[bias.dtype], y.data_ptr(), torch.get_num_threads(), isa),
         )
         return y

@@ -6,7 +6,7 @@ import torch
 
 from petit_plugin import _native
 from petit_plugin._moe_call import KINDS, MoeCall
-from petit_plugin.backends.cpu import DTYPES, FORMATS, pointer, report_kernels
+from petit_plugin.backends.cpu import DTYPES, FORMATS, pointer, report_kernels, row_scale_at
 
 WORKSPACE_BUDGET = 256 << 20  # bytes; longer batches are done in chunks of tokens
 
@@ -74,6 +74,13 @@ class CpuMoe:
         )
 
 
-def _bank(*tensors: torch.Tensor | None) -> tuple[int, ...]:
-    """Addresses of one weight bank, 0 for what it does not have."""
-    return tuple(pointer(tensor) for tensor in tensors)
+def _bank(
+    weight: torch.Tensor,
+    scale: torch.Tensor,
+    row_scale: torch.Tensor,
+    row_exponent: torch.Tensor | None,
+    bias: torch.Tensor | None,
+) -> tuple[int, ...]:
+    """Addresses of one weight bank, 0 for what it does not have, and the stride of its row scales."""
+    scales, stride = row_scale_at(row_scale)
+    return (weight.data_ptr(), scale.data_ptr(), scales, pointer(row_exponent), pointer(bias), stride)

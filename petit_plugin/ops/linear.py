@@ -11,7 +11,7 @@ from petit_plugin._types import PackedMeta
 from petit_plugin.backends import Backend, backend_for
 from petit_plugin.ops.arguments import check_plain_tensor
 from petit_plugin.ops.library import DEVICES, LIBRARY
-from petit_plugin.packing.packed_weight import PackedWeight, fits
+from petit_plugin.packing.packed_weight import PackedWeight, fits, fits_shared
 
 _ACTIVATIONS = (torch.bfloat16, torch.float16, torch.float32)
 _WEIGHTS = (*_ACTIVATIONS, torch.float64)
@@ -128,7 +128,7 @@ def _check_tensor(name: str, tensor: torch.Tensor, packed: _Packed, device: torc
     if name not in packed.layout:
         raise ValueError(f"{name} was given, but {m.format} weights packed for {m.arch} have none; pass None")
     shape, dtype = packed.layout[name]
-    if not fits(tensor, shape, dtype):
+    if not fits(tensor, shape, dtype) and not fits_shared(name, tensor, shape, packed.backend):
         raise ValueError(
             f"{name} is {tensor.dtype} {list(tensor.shape)}; a {m.format} weight [{m.n}, {m.k}] packed for {m.arch} "
             f"has contiguous {dtype} {list(shape)}"

@@ -9,7 +9,7 @@ import torch
 
 from petit_plugin._types import GROUP_SIZE, PackedMeta, group_size
 from petit_plugin.backends import backend_for
-from petit_plugin.packing.packed_weight import PackedWeight, fits
+from petit_plugin.packing.packed_weight import PackedWeight, fits, fits_shared
 
 LAYOUTS = ("gate_up", "up_gate", "interleaved", "ungated")
 PARTS = ("w13", "w2")
@@ -97,8 +97,8 @@ class PackedExperts:
     """The FP4 experts of one layer in the layout of meta.arch: a view of plain tensors, which the op takes as they are.
 
     Attributes: meta, and for part w13 and w2: {part}_weight, {part}_scale (uint8), {part}_row_scale (float32),
-    {part}_row_exponent (int32 or None), {part}_bias (float32 [E, N] in packed row order, or None). Every expert's slice
-    has the layout of a PackedWeight.
+    {part}_row_exponent (int8, int32 or None), {part}_bias (float32 [E, N] in packed row order, or None). Every
+    expert's slice has the layout of a PackedWeight.
     """
 
     __slots__ = ("meta", *(f"{part}_{name}" for part in PARTS for name in (*WEIGHT_TENSORS, "bias")))
@@ -196,7 +196,8 @@ def check_expert_tensor(
     if name not in layout:
         raise ValueError(f"{name} was given, but {meta.format} experts packed for {meta.arch} have none; leave it None")
     shape, dtype = layout[name]
-    if not fits(tensor, shape, dtype) or tensor.device != device:
+    fit = fits(tensor, shape, dtype) or fits_shared(name, tensor, shape, backend_for(meta.arch))
+    if not fit or tensor.device != device:
         raise ValueError(
             f"{name} is {tensor.dtype} {list(tensor.shape)} on {tensor.device}; {meta.num_experts} {meta.format} "
             f"experts of hidden {meta.hidden}, intermediate {meta.intermediate}, {meta.layout}, packed for "

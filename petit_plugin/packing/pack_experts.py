@@ -111,6 +111,10 @@ def _pack_new(meta: PackedExpertsMeta, banks: list[_Bank], backend: Backend) -> 
     absent = {f"{bank.part}_bias" for bank in banks if bank.bias is None}
     if meta.format != "mxfp4":
         absent |= {f"{part}_row_exponent" for part in PARTS}
+    if backend.shared_row_scale:
+        for bank in banks:
+            if bank.global_scale is None or bank.global_scale.shape[1] == 1:
+                layout[f"{bank.part}_row_scale"] = (torch.Size((meta.num_experts, 1)), torch.float32)
     tensors = {
         key: torch.empty(shape, dtype=dtype, device=device)
         for key, (shape, dtype) in layout.items()
@@ -140,6 +144,8 @@ def _pack_into(out: PackedExperts, meta: PackedExpertsMeta, banks: list[_Bank], 
             )
         if meta.format == "mxfp4" and f"{bank.part}_row_exponent" not in tensors:
             _check_no_exponents(meta, bank, backend)
+        if bank.global_scale is not None and tensors[f"{bank.part}_row_scale"].shape[1] == 1:
+            _check_one_scale(bank, bank.global_scale)
     out.meta = replace(meta, exact=_fill(meta, banks, backend, tensors))
     return out
 
@@ -167,6 +173,17 @@ def _fill(meta: PackedExpertsMeta, banks: list[_Bank], backend: Backend, tensors
             *(banks[0].name or "experts", len(affected), meta.num_experts, exact[0]),
         )
     return bool(exact)
+
+
+def _check_one_scale(bank: _Bank, global_scale: torch.Tensor) -> None:
+    """`out` has room for one global scale per expert and must not be half written."""
+    bits = global_scale.contiguous().view(torch.int32)  # so that 0 and -0 differ
+    needing = (bits != bits[:, :1]).any(1).nonzero()[:, 0].tolist()
+    if needing:
+        raise ValueError(
+            f"{label(bank.name, f'{bank.part}_global_scale')} differs from row to row in experts {needing}, but the "
+            f"experts given as out= have room for one each; pack without out= to get new storage"
+        )
 
 
 def _check_no_exponents(meta: PackedExpertsMeta, bank: _Bank, backend: Backend) -> None:

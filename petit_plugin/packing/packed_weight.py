@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 
 from petit_plugin._types import PackedMeta, UnpackedWeight
-from petit_plugin.backends import backend_for
+from petit_plugin.backends import Backend, backend_for
 
 _OPTIONAL = frozenset({"row_exponent"})
 
@@ -15,7 +15,8 @@ _OPTIONAL = frozenset({"row_exponent"})
 class PackedWeight:
     """One FP4 weight [N, K] in the layout of meta.arch: a view of plain tensors, which the ops take as they are.
 
-    Attributes: meta; weight (codes) and scale (block scales), uint8; row_scale float32 [N padded]; row_exponent int32
+    Attributes: meta; weight (codes) and scale (block scales), uint8; row_scale float32 [N padded],
+    or [1] when the checkpoint has one for all rows and the backend can share it; row_exponent int8 (CPU) or int32
     [N padded] or None. w[n, k] = code * block scale * row_scale[n] * 2^row_exponent[n].
     """
 
@@ -75,8 +76,13 @@ class PackedWeight:
         check_tensors(self.meta, self.tensors())
         codes, scales = backend_for(self.meta.arch).unpack(self.meta, self.tensors())
         if self.meta.format == "nvfp4":
-            return UnpackedWeight(codes, scales.view(torch.float8_e4m3fn), self.row_scale[: self.meta.n].clone())
+            return UnpackedWeight(codes, scales.view(torch.float8_e4m3fn), self._global_scale())
         return UnpackedWeight(codes, scales, None)
+
+    def _global_scale(self) -> torch.Tensor:
+        """float32 [N], a copy."""
+        n = self.meta.n
+        return self.row_scale.repeat(n) if self.row_scale.numel() == 1 else self.row_scale[:n].clone()
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -99,7 +105,8 @@ class PackedWeight:
 def check_tensors(meta: PackedMeta, tensors: Mapping[str, torch.Tensor]) -> None:
     """The numbers of meta, and names, shapes, dtypes, contiguity and device of its tensors."""
     meta.check()
-    layout = backend_for(meta.arch).layout(meta)
+    backend = backend_for(meta.arch)
+    layout = backend.layout(meta)
     missing = [name for name in layout if name not in tensors and name not in _OPTIONAL]
     unknown = [name for name in tensors if name not in layout]
     if missing or unknown:
@@ -110,7 +117,8 @@ def check_tensors(meta: PackedMeta, tensors: Mapping[str, torch.Tensor]) -> None
     device = tensors["weight"].device
     for name, tensor in tensors.items():
         shape, dtype = layout[name]
-        if not fits(tensor, shape, dtype) or tensor.device != device:
+        fit = fits(tensor, shape, dtype) or fits_shared(name, tensor, shape, backend)
+        if not fit or tensor.device != device:
             raise ValueError(
                 f"{name} of packed weight {meta} must be contiguous {dtype} {list(shape)} on {device}, "
                 f"got {tensor.dtype} {list(tensor.shape)} on {tensor.device}"
@@ -120,3 +128,13 @@ def check_tensors(meta: PackedMeta, tensors: Mapping[str, torch.Tensor]) -> None
 def fits(tensor: torch.Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> bool:
     """Whether a kernel may take the tensor's address as that of a plain array of this shape and dtype."""
     return tensor.shape == shape and tensor.dtype is dtype and tensor.layout is torch.strided and tensor.is_contiguous()
+
+
+def fits_shared(name: str, tensor: torch.Tensor, shape: tuple[int, ...], backend: Backend) -> bool:
+    """Whether this is a row_scale of one for all rows ([1], or [E, 1] of experts) where `shape` has one each."""
+    return backend.shared_row_scale and name.endswith("row_scale") and fits(tensor, (*shape[:-1], 1), torch.float32)
+
+
+def padded_rows(meta: PackedMeta) -> int:
+    """N as the layout of meta.arch rounds it up."""
+    return backend_for(meta.arch).layout(meta)["row_scale"][0][0]

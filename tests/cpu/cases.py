@@ -36,7 +36,7 @@ class Layer:
 
         return kernel_library.WeightView(
             0 if self.fmt == "nvfp4" else 1, self.n, self.k, at(self.weight), at(self.scale), at(self.row_scale),
-            at(self.row_exponent), False,
+            1, at(self.row_exponent), False,
         )  # fmt: skip
 
 
@@ -67,7 +67,7 @@ def make_layer(
     code = rng.integers(0, 16, (n, k)) if codes is None else np.broadcast_to(codes, (n, k))
     byte = rng.choice(np.asarray(scales), (n, k // GROUP[fmt])).astype(np.uint8)
     row_scale = np.exp2(rng.uniform(-2, 0, n)).astype(np.float32)
-    row_exponent = rng.integers(-exponents, exponents + 1, n).astype(np.int32) if exponents else None
+    row_exponent = rng.integers(-exponents, exponents + 1, n).astype(np.int8) if exponents else None
 
     rows = -(-n // 16) * 16
     padded = np.zeros((rows, k), np.uint32)
@@ -80,7 +80,7 @@ def make_layer(
     factors[:n] = row_scale
     powers = None
     if row_exponent is not None:
-        powers = np.zeros(rows, np.int32)
+        powers = np.zeros(rows, np.int8)
         powers[:n] = row_exponent
     values = (
         _E2M1[code] * np.repeat(scale_values(fmt, byte), GROUP[fmt], axis=1) * row_scale.astype(np.float64)[:, None]

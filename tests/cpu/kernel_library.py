@@ -41,6 +41,7 @@ class WeightView(ctypes.Structure):
         ("weight", ctypes.c_void_p),
         ("scale", ctypes.c_void_p),
         ("row_scale", ctypes.c_void_p),
+        ("row_scale_stride", ctypes.c_int64),
         ("row_exponent", ctypes.c_void_p),
         ("exact", ctypes.c_bool),
     )

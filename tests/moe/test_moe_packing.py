@@ -86,7 +86,27 @@ def test_gate_and_up_keep_their_own_global_scale(layout: str) -> None:
     assert torch.equal(by_pair.w13_row_scale, checkpoint.pack().w13_row_scale)
     one = checkpoint.pack(w13_global_scale=gate)
     both = checkpoint.pack(w13_global_scale=torch.stack([gate, gate], 1))
-    assert torch.equal(one.w13_row_scale, both.w13_row_scale)
+    assert one.w13_row_scale.shape == (2, 1) and one.nbytes < both.nbytes
+    checkpoint.tensors["w13_global_scale"] = gate[:, None].expand(2, rows)
+    check(redecoded(checkpoint), tokens, experts=one)
+    for a, b in zip(one.dequantize(torch.float64), both.dequantize(torch.float64), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_out_with_one_scale_takes_rows_that_agree() -> None:
+    """Reload in place: nothing is written when an expert's rows need scales of their own."""
+    checkpoint = make_checkpoint(Case(experts=3))
+    rows = checkpoint.tensors["w13"].shape[1]
+    one = torch.tensor([0.5, 2.0, 1.0])
+    experts = checkpoint.pack(w13_global_scale=one)
+    before = {name: tensor.clone() for name, tensor in experts.tensors().items()}
+    several = one[:, None].repeat(1, rows)
+    several[2, 5] = 3.0
+    with pytest.raises(ValueError, match=r"w13_global_scale differs from row to row in experts \[2\].*without out="):
+        checkpoint.pack(w13_global_scale=several, out=experts)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in experts.tensors().items())
+    checkpoint.pack(w13_global_scale=(2 * one)[:, None].expand(3, rows), out=experts)
+    assert torch.equal(experts.w13_row_scale[:, 0], 2 * one)
 
 
 def test_scalar_global_scales() -> None:

@@ -180,7 +180,8 @@ def test_long_batches_are_done_in_chunks_of_bounded_memory(reduce: bool, monkeyp
     monkeypatch.setattr(cpu_moe, "WORKSPACE_BUDGET", 200_000)
     chunked = check(checkpoint, tokens, reduce=reduce)  # each half against the reference
     assert sizes[1] <= 200_000 < sizes[0]
-    assert torch.allclose(whole, chunked, rtol=1e-5, atol=1e-6)
+    # Other row counts may run other kernels; where a sum cancels, its error is that of its terms.
+    assert torch.allclose(whole, chunked, rtol=1e-5, atol=1e-6 * float(whole.abs().max()))
     y = tokens.x.clone()
     if reduce:  # x may be its own result: a chunk must be read before it is written
         pp.fused_moe(y, checkpoint.pack(), tokens.weights, tokens.ids, out=y)

@@ -235,8 +235,8 @@ def test_only_the_result_is_written(rng: np.random.Generator, isa: str) -> None:
     buffer = torch.full((7 * 21,), float("nan"))
     y = buffer[2 * 21 : 5 * 21]
     pp._native.linear(
-        *(x.data_ptr(), 64, 3, 2, 0, 21, 64, p.weight.data_ptr(), p.scale.data_ptr(), p.row_scale.data_ptr(), 0),
-        *(False, 0, 2, y.data_ptr(), 2, pp._native.best_isa()),
+        *(x.data_ptr(), 64, 3, 2, 0, 21, 64, p.weight.data_ptr(), p.scale.data_ptr(), p.row_scale.data_ptr(), 1),
+        *(0, False, 0, 2, y.data_ptr(), 2, pp._native.best_isa()),
     )
     assert torch.isnan(buffer).nonzero().flatten().tolist() == [*range(2 * 21), *range(5 * 21, 7 * 21)]
     assert torch.equal(y.view(3, 21), pp.linear(x, p))

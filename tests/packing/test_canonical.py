@@ -182,5 +182,5 @@ def test_padded_rows_are_neutral(rng: np.random.Generator, fmt: str) -> None:
     packed = getattr(pp, f"pack_{fmt}")(*c.torch_arguments())
     assert (packed.weight[1].reshape(-1, 16, 4)[:, 1:] == 0).all()
     assert (packed.scale[1][:, 1:] == (0 if fmt == "nvfp4" else 127)).all()
-    assert (packed.row_scale[17:] == 0).all()
+    assert packed.row_scale.numel() == 1 or (packed.row_scale[17:] == 0).all()
     assert packed.row_exponent is None or (packed.row_exponent[17:] == 0).all()

@@ -44,7 +44,7 @@ def test_large_layer(group: int, low: int, high: int) -> None:
 
 @pytest.mark.parametrize(("n", "k"), [(1024, 128), (1024, 256), (4096, 1024), (2880, 2944), (576, 1536)])
 def test_packed_size(n: int, k: int) -> None:
-    """At most 3% over the checkpoint from 256 columns on; below, the four bytes a row of the row scale are more."""
+    """At most 3% over the checkpoint, which has one global scale for the layer: so have we."""
     weight = torch.zeros(n, k // 2, dtype=torch.uint8)
     for packed, scale in (
         (pp.pack_nvfp4(weight, torch.zeros(n, k // 16, dtype=torch.uint8), 1.0), n * k // 16),
@@ -52,6 +52,21 @@ def test_packed_size(n: int, k: int) -> None:
         (pp.pack_mxfp4(weight | 1, torch.full((n, k // 32), 20, dtype=torch.uint8)), n * k // 32),
     ):
         checkpoint = weight.nbytes + scale
-        rows = 4 * n * (2 if packed.row_exponent is not None else 1)  # one float32, sometimes one int32, per row
-        assert packed.nbytes == checkpoint + rows
-        assert k < (512 if packed.row_exponent is not None else 256) or packed.nbytes <= 1.03 * checkpoint
+        exponents = 0 if packed.row_exponent is None else n  # a byte each
+        assert packed.nbytes == checkpoint + 4 + exponents
+        assert packed.nbytes <= 1.03 * checkpoint
+
+
+@pytest.mark.parametrize("fmt", ["nvfp4", "mxfp4"])
+def test_packed_size_of_experts(fmt: str) -> None:
+    """As one layer: a global scale per expert costs four bytes, not four a row."""
+    e, h, i = 4, 256, 128
+    group, low = (16, 0) if fmt == "nvfp4" else (32, 127)
+    tensors = [
+        torch.full((e, *shape), value, dtype=torch.uint8)
+        for rows, k in ((2 * i, h), (h, i))
+        for shape, value in (((rows, k // 2), 0), ((rows, k // group), low))
+    ]
+    factors = {"w13_global_scale": torch.ones(e), "w2_global_scale": torch.ones(e)} if fmt == "nvfp4" else {}
+    packed = pp.pack_experts(fmt, *tensors, **factors)
+    assert packed.nbytes == sum(tensor.nbytes for tensor in tensors) + 2 * 4 * e

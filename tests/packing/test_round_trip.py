@@ -40,8 +40,12 @@ def test_packed_bytes_are_the_documented_layout(rng: np.random.Generator, fmt: s
     weight, scale = layout(fmt, c.weight, c.scale)
     assert np.array_equal(packed.weight.numpy(), weight)
     assert np.array_equal(packed.scale.numpy(), scale)
-    expected = np.zeros(-(-n // 16) * 16, np.float32)
-    expected[:n] = 1 if c.global_scale is None else c.global_scale
+    expected = np.ones(1, np.float32)
+    if c.global_scale is not None and n > 1:
+        expected = np.zeros(-(-n // 16) * 16, np.float32)
+        expected[:n] = c.global_scale
+    elif c.global_scale is not None:
+        expected = c.global_scale
     assert np.array_equal(packed.row_scale.numpy(), expected)
     assert packed.row_exponent is None and not packed.meta.exact
 
@@ -80,11 +84,41 @@ def test_every_code_times_every_scale_is_exact(code: int) -> None:
 def test_global_scale_may_be_scalar_one_or_per_row(rng: np.random.Generator) -> None:
     c = random_checkpoint(rng, "nvfp4", 20, 64, per_row=False)
     weight, scale, factor = c.torch_arguments()
-    per_row = pp.pack_nvfp4(weight, scale, factor.expand(20))
-    for given in (factor, factor.reshape(()), float(factor), factor.expand(20).contiguous()):
+    for given in (factor, factor.reshape(()), float(factor), factor.expand(20), factor.expand(20).contiguous()):
         packed = pp.pack_nvfp4(weight, scale, given)
-        assert torch.equal(packed.row_scale, per_row.row_scale)
         assert np.array_equal(packed.dequantize(torch.float64).numpy(), c.values)
+        assert torch.equal(packed.unpack().global_scale, factor.expand(20))
+        one = not isinstance(given, torch.Tensor) or given.numel() == 1
+        assert packed.row_scale.shape == (1,) if one else packed.row_scale.shape == (32,)
+
+
+def test_one_scale_and_one_per_row_share_a_storage_where_they_fit(rng: np.random.Generator) -> None:
+    """Reload in place: storage for a scale per row takes one; storage for one takes rows that agree to the bit."""
+    c = random_checkpoint(rng, "nvfp4", 20, 64, per_row=False)
+    weight, scale, factor = c.torch_arguments()
+    several = factor.expand(20).clone()
+    several[7] *= 2
+    for first, second in ((several, factor), (factor, factor.expand(20)), (factor, float(factor))):
+        packed = pp.pack_nvfp4(weight.flip(0), scale, first)
+        assert pp.pack_nvfp4(weight, scale, second, out=packed) is packed
+        assert np.array_equal(packed.dequantize(torch.float64).numpy(), c.values)
+    zeros = torch.zeros(20)
+    zeros[3] = -0.0
+    for differing in (several, zeros):
+        with pytest.raises(ValueError, match=r"global_scale differs from row to row.*without out="):
+            pp.pack_nvfp4(weight.flip(0), scale, differing, out=packed)
+        assert np.array_equal(packed.dequantize(torch.float64).numpy(), c.values), "an error writes nothing"
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_one_scale_gives_the_bits_of_one_per_row(rng: np.random.Generator, dtype: torch.dtype) -> None:
+    c = random_checkpoint(rng, "nvfp4", 37, 160, per_row=False)
+    weight, scale, factor = c.torch_arguments()
+    x = torch.from_numpy(rng.standard_normal((5, 160))).to(dtype)
+    one, many = (pp.pack_nvfp4(weight, scale, g) for g in (factor, factor.expand(37)))
+    assert one.nbytes < many.nbytes
+    assert torch.equal(pp.linear(x, one), pp.linear(x, many))
+    assert torch.equal(one.dequantize(dtype), many.dequantize(dtype))
 
 
 def test_fused_shards_with_their_own_scales_equal_the_shards(rng: np.random.Generator) -> None:

@@ -9,7 +9,7 @@ from vllm.model_executor.layers.linear import LinearMethodBase, register_weight_
 from vllm.model_executor.parameter import ModelWeightParameter, PerTensorScaleParameter
 
 import petit_plugin as pp
-from petit_plugin.packing import PackedMeta, PackedWeight
+from petit_plugin.packing import PackedMeta, PackedWeight, padded_rows
 from petit_vllm.loading import LoadWatch, block_scales, loaded_from_checkpoint, nan_scalars, never_loaded
 
 if TYPE_CHECKING:
@@ -143,7 +143,7 @@ class PetitLinearMethod(LinearMethodBase):  # type: ignore[misc]
 
     def _count(self, packed: PackedWeight) -> None:
         meta, tensors = packed.meta, packed.tensors()
-        rows = tensors["row_scale"].numel()
+        rows = padded_rows(meta)
         padded = [f"{meta.n}x{meta.k} to {rows} rows"] if rows != meta.n else []
         self.config.summary.packed(self.prefix, meta.arch, meta.n * meta.k, tensors.values(), padded, meta.exact)
 

@@ -10,7 +10,7 @@ from vllm.model_executor.utils import set_weight_attrs
 
 import petit_plugin as pp
 from petit_plugin.ops.moe_activation import resolve_activation
-from petit_plugin.packing import PackedExperts, PackedExpertsMeta
+from petit_plugin.packing import PackedExperts, PackedExpertsMeta, padded_rows
 from petit_vllm.linear import check_group
 from petit_vllm.loading import LoadWatch, block_scales, loaded_from_checkpoint, nan_scalars, never_loaded
 
@@ -187,8 +187,8 @@ class PetitMoEMethod(FusedMoEMethodBase):  # type: ignore[misc]
     def _count(self, packed: PackedExperts, raw: dict[str, torch.Tensor]) -> None:
         padded = []
         for w in ("w13", "w2"):
-            e, rows, half_k = raw[f"{w}_weight"].shape
-            have = packed.tensors()[f"{w}_row_scale"].numel() // e
+            _, rows, half_k = raw[f"{w}_weight"].shape
+            have = padded_rows(packed.meta.part(w))
             if have != rows:
                 padded.append(f"{w} {rows}x{2 * half_k} to {have} rows")
         weights = 2 * sum(raw[f"{w}_weight"].numel() for w in ("w13", "w2"))

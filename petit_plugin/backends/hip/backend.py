@@ -31,6 +31,8 @@ def _rows(x: torch.Tensor, k: int) -> torch.Tensor:
 
 
 class HipBackend:
+    shared_row_scale = False
+
     def __init__(self) -> None:
         self._devices: dict[tuple[int, str], Device] = {}
 
