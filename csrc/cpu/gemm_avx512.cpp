@@ -7,7 +7,7 @@
 //            (NVFP4) or 4.25 (MXFP4). The sum of 16 k is multiplied by its block scale once: one FMA per row of x and
 //            256 weights.
 //   tile     weights times scales, exact in float32, of 32 rows x 256 k stay in the second-level cache; the register
-//            tile is 12 rows of x by 32 rows of w.
+//            tile is 8 or 12 rows of x by 32 of w.
 // clang-format on
 #include "simd_avx512.hpp"
 

@@ -7,7 +7,7 @@
 //            weights, and 4.5 bytes of memory (NVFP4) or 4.25 (MXFP4). The sum of 16 k is multiplied by its block scale
 //            once.
 //   tile     E2M1 times a block scale has at most 6 significant bits: exact in bfloat16. 32 rows x 256 k of such pairs
-//            fit half of the first-level cache; the register tile is 12 rows of x by 32 rows of w.
+//            fit half of the first-level cache; the register tile is 8 or 12 rows of x by 32 of w.
 // clang-format on
 // vdpbf16ps treats subnormal inputs and results as zero; simd_activations.hpp keeps every row of x away from them.
 // Activations of other types are multiplied in float32 (gemm_avx512.cpp).

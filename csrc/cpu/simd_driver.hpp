@@ -3,7 +3,8 @@
 // A kernel K supplies (all static):
 //   X, kStep                     type of a stored activation, activations a k-step broadcasts at once
 //   kDecodeRows, kDecodeMost     rows of one decode pass; up to kDecodeMost rows are done by passes of it
-//   kTileRows, kTileBlocks       rows of x and row blocks (of 16 weights) in one register tile
+//   kTileRows, kTileBlocks       rows of x and row blocks (of 16 weights) in the largest register tile
+//   tile_rows()                  optional: rows of x in the register tile that suits this processor
 //   kPanel, kPanelFloats         k dequantised at a time, and floats that one row block of it takes
 //   decode<R>(w, block, x, sums)             sums[R][16] of one row block over all k, in float64
 //   dequantize(w, block, k0, k1, out)        exact values of one row block, in the order tile() reads them
@@ -110,6 +111,11 @@ class Driver {
     }
 
   private:
+    static int tile_rows() {
+        if constexpr (requires { K::tile_rows(); }) return K::tile_rows();
+        return K::kTileRows;
+    }
+
     void append(const GemmProblem& p, int64_t m0, int64_t m) {
         const bool decode = m <= K::kDecodeMost;
         const int64_t blocks = padded_rows(p.w.n) / kRowBlock;
@@ -119,10 +125,9 @@ class Driver {
         const int64_t most = blocks / (4 * threads_) / K::kTileBlocks * K::kTileBlocks;
         if (task_blocks > most) task_blocks = most > K::kTileBlocks ? most : K::kTileBlocks;
         const int64_t tasks = (blocks + task_blocks - 1) / task_blocks;
-        new (&items_[count_++])
-            Item{&p,          m0,      m,       RowBlocks(m, decode ? K::kDecodeRows : K::kTileRows),
-                 decode,      tasks_,  tasks,   blocks,
-                 task_blocks, nullptr, nullptr, -1};
+        new (&items_[count_++]) Item{&p,          m0,      m,       RowBlocks(m, decode ? K::kDecodeRows : tile_rows()),
+                                     decode,      tasks_,  tasks,   blocks,
+                                     task_blocks, nullptr, nullptr, -1};
         tasks_ += tasks;
         work_ += blocks * kRowBlock * p.w.k / 2 * (1 + m / 4);
     }
