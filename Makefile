@@ -12,7 +12,7 @@ PY := $(VENV)/bin/python
 VLLM_PY := $(VLLM_VENV)/bin/python
 NATIVE_SOURCES := $(shell find csrc -type f 2>/dev/null) CMakeLists.txt setup.py pyproject.toml
 VLLM_REQUIREMENTS := integrations/vllm/requirements-cpu.txt
-PYTHON_CODE := petit_plugin integrations emulator csrc tests benchmarks examples tools setup.py
+PYTHON_CODE := petit_cli petit_plugin integrations emulator csrc tests benchmarks examples tools setup.py
 
 # Suites with a target of their own.
 ELSEWHERE := $(addprefix --ignore=,tests/integrations tests/emulator tests/device tests/backends/hip)

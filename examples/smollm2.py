@@ -63,7 +63,7 @@ def fp4_checkpoint(fmt: str = "nvfp4", directory: Path = DIRECTORY) -> Path:
     target = directory / f"smollm2-135m-{fmt}"
     if not target.exists():
         source = bf16_checkpoint(directory)
-        petit = [sys.executable, "-m", "petit_plugin.cli", "quantize", str(source), str(target), "--format", fmt]
+        petit = [sys.executable, "-m", "petit_cli", "quantize", str(source), str(target), "--format", fmt]
         _run(petit, f"petit quantize {source} {target} --format {fmt}")
     return target
 

@@ -1,3 +1,3 @@
-from petit_plugin.cli import main
+from petit_cli import main
 
 main()

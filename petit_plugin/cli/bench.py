@@ -9,8 +9,9 @@ from typing import Any
 import torch
 
 import petit_plugin as pp
+from petit_cli import output
 from petit_plugin.backends.hip import solutions
-from petit_plugin.cli import gpu, output
+from petit_plugin.cli import gpu
 
 HEAD = f"{'chip':17} {'format':6} {'layer':8} {'M':>4}"
 

@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import torch
 
+from petit_cli import output
 from petit_plugin.backends.hip import solutions
-from petit_plugin.cli import output
 
 SHAPES = {"qkv": (10240, 8192), "o": (8192, 8192), "gate_up": (57344, 8192), "down": (8192, 28672)}  # Llama-3.3-70B
 ROWS = (1, 8, 16, 32, 64, 256)

@@ -8,11 +8,12 @@ from typing import Any
 import typer
 from rich.table import Table
 
+from petit_cli import output
+from petit_cli.output import collapse, size
 from petit_plugin.checkpoints.checkpoint import Checkpoint
 from petit_plugin.checkpoints.safetensors_files import FLOATS
 from petit_plugin.checkpoints.values import list_of_str
-from petit_plugin.cli import model_path, output
-from petit_plugin.cli.output import collapse, size
+from petit_plugin.cli import model_path
 
 
 def report(path: Path, quick: bool = False) -> dict[str, Any]:
@@ -120,7 +121,7 @@ def _layer_table(found: dict[str, Any]) -> Table:
 
 
 def _backend_line(found: dict[str, Any]) -> str:
-    from petit_plugin.cli.machine import cpu_kernel
+    from petit_cli.machine import cpu_kernel
 
     kernel, why = cpu_kernel()
     runs = f"CPU, {kernel} kernels" if kernel else f"nothing on this machine ({why})"

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from petit_cli import output
 from petit_plugin.backends.hip import isa, solutions
-from petit_plugin.cli import output
 
 _COLUMNS = (
     ("kernel", "kernel"),

@@ -6,7 +6,7 @@ import os
 import re
 from pathlib import Path
 
-from petit_plugin.cli.output import UsageError
+from petit_cli.output import UsageError
 
 
 def _hub_cache() -> Path:

@@ -19,14 +19,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from petit_cli import output
+from petit_cli.output import CheckFailed, UsageError, size
 from petit_plugin.checkpoints.checkpoint import Checkpoint
 from petit_plugin.checkpoints.errors import BrokenCheckpointError, UnsupportedCheckpointError
 from petit_plugin.checkpoints.patterns import PatternSet
 from petit_plugin.checkpoints.safetensors_files import INDEX_NAME, TensorInfo, load_json, read_tensors
 from petit_plugin.checkpoints.safetensors_writer import SafetensorsWriter, TensorSpec
 from petit_plugin.checkpoints.spec import GROUP_SIZES
-from petit_plugin.cli import model_path, output
-from petit_plugin.cli.output import CheckFailed, UsageError, size
+from petit_plugin.cli import model_path
 from petit_plugin.cli.quantize_plan import Plan, check_source, ignore_list, make_plan, unmatched, user_pattern
 from petit_plugin.cli.workers import Workers, workers
 

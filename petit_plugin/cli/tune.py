@@ -9,12 +9,13 @@ from pathlib import Path
 import torch
 
 import petit_plugin as pp
+from petit_cli import output
 from petit_plugin.backends import backend_for
 from petit_plugin.backends.hip import model, solutions
 from petit_plugin.backends.hip.backend import HipBackend
 from petit_plugin.backends.hip.device import Device
 from petit_plugin.backends.hip.solutions import Key, Solution
-from petit_plugin.cli import gpu, output
+from petit_plugin.cli import gpu
 
 
 def candidates(m: int) -> Iterator[Solution]:

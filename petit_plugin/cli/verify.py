@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from petit_cli import output
+from petit_cli.output import collapse
 from petit_plugin.checkpoints.checkpoint import Checkpoint, Fp4Matrix
 from petit_plugin.checkpoints.layers import Fp4Layer
-from petit_plugin.cli import model_path, output
-from petit_plugin.cli.output import collapse
+from petit_plugin.cli import model_path
 from petit_plugin.cli.workers import Workers, workers
 
 if TYPE_CHECKING:

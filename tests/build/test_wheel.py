@@ -29,14 +29,14 @@ scale = (ctypes.c_uint8 * 1)(128)
 packed, scales = (ctypes.c_uint8 * 256)(), (ctypes.c_uint8 * 16)()
 rows = (ctypes.c_float * 16)(0.5)
 source = (1, 1, 32, address(weight), 16, address(scale), 1)
-exponent = (ctypes.c_int32 * 16)()
+exponent = (ctypes.c_int8 * 16)()
 assert native.plan_packing(*source, address(exponent), 2) == (-1, -1, False, False)
 native.pack(*source, address(packed), address(scales), 0, 2)
 back, back_scale = (ctypes.c_uint8 * 16)(), (ctypes.c_uint8 * 1)()
 native.unpack(1, 1, 32, address(packed), address(scales), 0, address(back), address(back_scale), 2)
 assert bytes(back) == bytes(weight) and bytes(back_scale) == bytes(scale)
 x, y = (ctypes.c_float * 32)(*([1.0] * 32)), (ctypes.c_float * 1)()
-native.linear(address(x), 32, 1, 2, 1, 1, 32, address(packed), address(scales), address(rows), 0, False, 0, 2,
+native.linear(address(x), 32, 1, 2, 1, 1, 32, address(packed), address(scales), address(rows), 1, 0, False, 0, 2,
               address(y), 2, native.best_isa())
 assert y[0] == 48.0, y[0]
 print(native.__version__)
@@ -111,7 +111,7 @@ def check_contents(site: Path) -> None:
     files = {str(path.relative_to(site)) for path in site.rglob("*") if path.is_file()}
     top = {name.split("/")[0] for name in files}
     (info,) = (name for name in top if name.endswith(".dist-info"))
-    assert top == {"petit_plugin", "petit_vllm", info}
+    assert top == {"petit_cli", "petit_plugin", "petit_vllm", info}
     assert {"petit_plugin/py.typed", "petit_plugin/_native.pyi", "petit_vllm/__init__.py"} <= files
     unwanted = (".cpp", ".hpp", ".pyc", ".txt.in", ".o")
     assert [name for name in files if name.endswith(unwanted)] == []
@@ -123,7 +123,7 @@ def check_contents(site: Path) -> None:
     assert "Wenzel Jakob" in notice and "Redistributions in binary form" in notice and "AS IS" in notice
     entry_points = (site / info / "entry_points.txt").read_text()
     assert "[vllm.general_plugins]\npetit = petit_vllm:register" in entry_points
-    assert "petit = petit_plugin.cli:main" in entry_points
+    assert "petit = petit_cli:main" in entry_points
     metadata = (site / info / "METADATA").read_text()
     assert "Requires-Python: >=3.10" in metadata and "License-Expression: Apache-2.0" in metadata
     assert "Requires-Dist: torch>=2.5" in metadata and "Requires-Dist: vllm" not in metadata

@@ -10,7 +10,16 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 # Everything a build reads; the list is also a check that a build needs nothing else.
-SOURCES = ("csrc", "petit_plugin", "integrations", "CMakeLists.txt", "setup.py", "pyproject.toml", "MANIFEST.in")
+SOURCES = (
+    "csrc",
+    "petit_cli",
+    "petit_plugin",
+    "integrations",
+    "CMakeLists.txt",
+    "setup.py",
+    "pyproject.toml",
+    "MANIFEST.in",
+)
 TEXTS = ("README.md", "LICENSE", "CHANGELOG.md")
 
 

@@ -11,7 +11,7 @@ from fixtures import tiny_models
 from safetensors.torch import save_file
 from typer.testing import CliRunner
 
-from petit_plugin.cli.app import app
+from petit_cli.app import app
 
 MODELOPT = Path(__file__).parents[1] / "fixtures" / "modelopt"
 FIXTURES = sorted(p.name for p in MODELOPT.iterdir() if p.is_dir())

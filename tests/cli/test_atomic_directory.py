@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 from cli.runner import listing
 
-from petit_plugin.cli import output, quantize
-from petit_plugin.cli.output import CheckFailed
+from petit_cli import output
+from petit_cli.output import CheckFailed
+from petit_plugin.cli import quantize
 
 FILES = ("config.json", "model.safetensors")
 

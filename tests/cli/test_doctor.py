@@ -12,7 +12,7 @@ import torch
 from cli.runner import petit
 
 import petit_plugin
-from petit_plugin.cli import doctor, machine
+from petit_cli import doctor, machine
 
 
 def test_this_machine() -> None:

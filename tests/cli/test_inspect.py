@@ -13,8 +13,8 @@ from checkpoints import layouts
 from cli.runner import EXPORTS, FIXTURES, MODELOPT, OTHERS, petit
 from fixtures import tiny_models
 
-from petit_plugin.cli import machine
-from petit_plugin.cli.output import collapse
+from petit_cli import machine
+from petit_cli.output import collapse
 
 SNAPSHOTS = Path(__file__).parent / "snapshots"
 DOWN = "model.layers.1.mlp.down_proj"

@@ -282,7 +282,7 @@ def counted(self, *args):
         os.kill(os.getpid(), SIGNAL)
     return write(self, *args)
 SafetensorsWriter.write = counted
-from petit_plugin.cli import main
+from petit_cli import main
 main()
 """
 
@@ -302,7 +302,8 @@ def test_a_signal_leaves_nothing_behind(number: signal.Signals, tmp_path: Path) 
 _MEMORY = """
 import sys, threading, time
 from pathlib import Path
-from petit_plugin.cli import main, quantize
+from petit_cli import main
+from petit_plugin.cli import quantize
 import petit_plugin.formats
 
 quantize.SLICE_ELEMENTS = 1 << 20

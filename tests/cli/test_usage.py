@@ -75,7 +75,7 @@ def test_16_bit_model_is_no_fp4_checkpoint(tmp_path: Path) -> None:
 
 def test_as_a_process() -> None:
     run = subprocess.run(
-        [sys.executable, "-m", "petit_plugin.cli", "inspect", str(MODELOPT / "llama-mxfp4"), "--quick"],
+        [sys.executable, "-m", "petit_cli", "inspect", str(MODELOPT / "llama-mxfp4"), "--quick"],
         capture_output=True,
         text=True,
         env=os.environ | {"COLUMNS": "40"},
@@ -85,6 +85,6 @@ def test_as_a_process() -> None:
 
 
 def test_a_reader_that_goes_away_is_no_crash() -> None:
-    command = f"{sys.executable} -m petit_plugin.cli inspect {MODELOPT / 'qwen3-moe-nvfp4'} --json | head -c 1"
+    command = f"{sys.executable} -m petit_cli inspect {MODELOPT / 'qwen3-moe-nvfp4'} --json | head -c 1"
     run = subprocess.run(command, shell=True, capture_output=True, text=True)
     assert run.stdout == "{" and "Traceback" not in run.stderr

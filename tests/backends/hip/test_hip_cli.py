@@ -10,8 +10,8 @@ import torch
 from typer.testing import CliRunner
 
 import petit_plugin as pp
+from petit_cli.app import app
 from petit_plugin.backends.hip import model, solutions
-from petit_plugin.cli.app import app
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="these commands time a GPU when there is one")
 

@@ -1,7 +1,9 @@
-"""Commands and their options. Each command loads its code when it runs, so that --help is quick."""
+"""Commands and their options. Each command loads its code, and torch, when it runs, so that --help is quick."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from enum import Enum
 from pathlib import Path
 from typing import Annotated
@@ -35,10 +37,20 @@ class ScaleMode(str, Enum):
 
 def _version(show: bool) -> None:
     if show:
-        from petit_plugin._version import __version__
+        from petit_cli import environment
 
-        print(f"petit {__version__}")
+        print(f"petit {environment.version()}")
         raise typer.Exit
+
+
+@contextmanager
+def _ready() -> Iterator[None]:
+    """For commands that need the kernels: their errors reported, and torch and petit_plugin loaded."""
+    from petit_cli import environment, output
+
+    with output.reported():
+        environment.load()
+        yield
 
 
 @app.callback()
@@ -53,7 +65,7 @@ def _main(
 @app.command()
 def doctor(as_json: Json = False) -> None:
     """Say what works on this machine, and why the rest does not."""
-    from petit_plugin.cli import doctor, output
+    from petit_cli import doctor, output
 
     with output.reported():
         doctor.run(as_json)
@@ -66,9 +78,9 @@ def inspect(
     quick: Annotated[bool, typer.Option("--quick", help="Read headers only, not the scales themselves.")] = False,
 ) -> None:
     """Explain a checkpoint without a GPU: the format of every layer, bytes saved, and what is broken or refused."""
-    from petit_plugin.cli import inspect, output
+    with _ready():
+        from petit_plugin.cli import inspect
 
-    with output.reported():
         inspect.run(model, as_json, quick)
 
 
@@ -93,18 +105,18 @@ def quantize(
 
     Embeddings, lm_head, routers, norms and vision towers keep their type. OUT appears only when it is complete.
     """
-    from petit_plugin.cli import output, quantize
+    with _ready():
+        from petit_plugin.cli import quantize
 
-    with output.reported():
         quantize.run(model, out, format.value, exclude or [], scale_mode and scale_mode.value, force)
 
 
 @app.command()
 def verify(model: Model, as_json: Json = False) -> None:
     """Check every FP4 layer: packed for the kernels and back, dequantized and multiplied, against the reference."""
-    from petit_plugin.cli import output, verify
+    with _ready():
+        from petit_plugin.cli import verify
 
-    with output.reported():
         verify.run(model, as_json)
 
 
@@ -116,18 +128,18 @@ Rows = Annotated[list[int] | None, typer.Option("--rows", "-m", help="Rows of ac
 @app.command()
 def isa(arch: Arch = None, as_json: Json = False) -> None:
     """What the compiled GPU kernels contain: registers, LDS, occupancy, instructions per 8 weights."""
-    from petit_plugin.cli import isa, output
+    with _ready():
+        from petit_plugin.cli import isa
 
-    with output.reported():
         isa.run(arch, as_json)
 
 
 @app.command()
 def bench(arch: Arch = None, format: OneFormat = None, rows: Rows = None, as_json: Json = False) -> None:
     """Linear layers of Llama-3.3-70B: timed on this GPU, or counted on the emulator and modelled for each chip."""
-    from petit_plugin.cli import bench, output
+    with _ready():
+        from petit_plugin.cli import bench
 
-    with output.reported():
         bench.run(arch, None if format is None else format.value, rows or [], as_json)
 
 
@@ -141,7 +153,7 @@ def tune(
     show: Annotated[bool, typer.Option("--show", help="Print the table in use and stop.")] = False,
 ) -> None:
     """Choose the kernel and grid for each shape, by time on this GPU or by the emulator's model, into a file."""
-    from petit_plugin.cli import output, tune
+    with _ready():
+        from petit_plugin.cli import tune
 
-    with output.reported():
         tune.run(out, arch, None if format is None else format.value, shape or [], rows or [], show)

@@ -19,6 +19,8 @@ from typing import Any, NoReturn
 import typer
 from rich.console import Console
 
+from petit_cli.environment import EnvironmentBroken
+
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -69,10 +71,16 @@ def signals_held() -> Iterator[None]:
             signal.raise_signal(came[0])
 
 
+def _refusals() -> tuple[type[Exception], ...]:
+    """Errors that are an answer. Those of checkpoints exist once the code that reads them has been loaded."""
+    ours = (CheckFailed, EnvironmentBroken)
+    errors = sys.modules.get("petit_plugin.checkpoints.errors")
+    return ours if errors is None else (*ours, errors.BrokenCheckpointError, errors.UnsupportedCheckpointError)
+
+
 @contextmanager
 def reported() -> Iterator[None]:
     """Turn expected errors into one sentence and an exit code; a signal ends the command cleanly."""
-    from petit_plugin.checkpoints import BrokenCheckpointError, UnsupportedCheckpointError
 
     def stop(signum: int, frame: FrameType | None) -> NoReturn:
         raise KeyboardInterrupt
@@ -86,7 +94,7 @@ def reported() -> Iterator[None]:
     except UsageError as error:
         say(f"error: {error}")
         raise typer.Exit(2) from None
-    except (BrokenCheckpointError, UnsupportedCheckpointError, CheckFailed) as error:
+    except _refusals() as error:
         say(f"error: {error}")
         raise typer.Exit(1) from None
     except KeyboardInterrupt:

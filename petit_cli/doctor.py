@@ -7,7 +7,10 @@ from typing import Any
 
 import typer
 
-from petit_plugin.cli import machine, output
+from petit_cli import environment, machine, output
+from petit_cli.environment import EnvironmentBroken
+
+ARCHS = ("gfx90a", "gfx942", "gfx950")
 
 # Versions that the integration's tests run against.
 FRAMEWORKS: dict[str, dict[str, Any]] = {
@@ -22,12 +25,14 @@ FRAMEWORKS: dict[str, dict[str, Any]] = {
 
 
 def _python() -> dict[str, Any]:
-    from petit_plugin._version import __version__
-
-    return {"petit": __version__, "python": sys.version.split()[0]}
+    return {"petit": environment.version(), "python": sys.version.split()[0]}
 
 
 def _torch() -> dict[str, Any]:
+    try:
+        environment.load_torch()
+    except EnvironmentBroken as error:
+        return {"ok": False, "reason": str(error)}
     import torch
 
     build = (
@@ -37,11 +42,12 @@ def _torch() -> dict[str, Any]:
         if torch.version.cuda
         else "CPU"
     )
-    return {"version": torch.__version__, "build": build, "threads": torch.get_num_threads()}
+    return {"ok": True, "reason": "", "version": torch.__version__, "build": build, "threads": torch.get_num_threads()}
 
 
 def _native() -> dict[str, Any]:
     try:
+        environment.load()
         from petit_plugin import _native
 
         return {
@@ -50,17 +56,16 @@ def _native() -> dict[str, Any]:
             "compiler": _native.compiler,
             "kernels": machine.isa_table(),
         }
-    except (ImportError, RuntimeError, ValueError) as error:
+    except (EnvironmentBroken, RuntimeError, ValueError) as error:
         return {"ok": False, "reason": str(error)}
 
 
 def _device_code() -> dict[str, Any]:
-    """The GPU kernels of this build."""
-    from petit_plugin.backends.hip import solutions
-    from petit_plugin.backends.hip.device import CODE_OBJECTS
-
-    built = [arch for arch in solutions.ARCHS if (CODE_OBJECTS / f"petit_{arch}.co").exists()]
-    missing = [arch for arch in solutions.ARCHS if arch not in built]
+    """The GPU kernels of this build, found without loading petit_plugin: it may be what is broken."""
+    where = environment.package()
+    folder = None if where is None else where / "backends" / "hip" / "code_objects"
+    built = [arch for arch in ARCHS if folder is not None and (folder / f"petit_{arch}.co").exists()]
+    missing = [arch for arch in ARCHS if arch not in built]
     reason = ""
     if missing:
         reason = (
@@ -70,21 +75,22 @@ def _device_code() -> dict[str, Any]:
     return {"ok": not missing, "built": built, "reason": reason}
 
 
-def _gpu(gpu: dict[str, Any], code: dict[str, Any]) -> dict[str, Any]:
+def _gpu(gpu: dict[str, Any], code: dict[str, Any], torch_info: dict[str, Any]) -> dict[str, Any]:
     """Whether a weight on this GPU can be multiplied, and why not."""
-    import torch
-
-    from petit_plugin.backends.hip import solutions
-
     arch, reason = gpu["arch"], ""
-    if arch not in solutions.ARCHS:
-        reason = f"there are kernels for {', '.join(solutions.ARCHS)} only"
+    if arch not in ARCHS:
+        reason = f"there are kernels for {', '.join(ARCHS)} only"
     elif arch not in code["built"]:
         reason = "this build has no kernels for it"
-    elif torch.version.hip is None:
-        reason = "torch is no ROCm build"
-    elif not torch.cuda.is_available():
-        reason = "torch sees no GPU"
+    elif not torch_info["ok"]:
+        reason = "torch cannot be used"
+    else:
+        import torch
+
+        if torch.version.hip is None:
+            reason = "torch is no ROCm build"
+        elif not torch.cuda.is_available():
+            reason = "torch sees no GPU"
     return gpu | {"ok": not reason, "reason": reason}
 
 
@@ -126,10 +132,10 @@ def report() -> dict[str, Any]:
     native = _native()
     runtimes = machine.openmp_runtimes()
     code = _device_code()
-    gpus = [_gpu(gpu, code) for gpu in machine.amd_gpus()]
+    gpus = [_gpu(gpu, code, torch_info) for gpu in machine.amd_gpus()]
     return {
         "schema": 1,
-        "ok": native["ok"] and len(runtimes) < 2,
+        "ok": torch_info["ok"] and native["ok"] and len(runtimes) < 2,
         "versions": _python(),
         "cpu": machine.cpu_info(),
         "torch": torch_info,
@@ -172,7 +178,10 @@ def print_text(found: dict[str, Any]) -> None:
     line(
         cpu["architecture"] == "x86_64", "CPU", f"{cpu['model']} ({cpu['architecture']}), {cpu['cores']} cores: {sets}"
     )
-    line(True, "torch", f"{torch_info['version']} ({torch_info['build']} build), {torch_info['threads']} threads")
+    if torch_info["ok"]:
+        line(True, "torch", f"{torch_info['version']} ({torch_info['build']} build), {torch_info['threads']} threads")
+    else:
+        line(False, "torch", torch_info["reason"])
     if native["ok"]:
         kernel = next(k["name"] for k in native["kernels"] if k["runs"])
         line(True, "native", f"{native['version']} built with {native['compiler']}; the {kernel} kernels run")
@@ -183,10 +192,16 @@ def print_text(found: dict[str, Any]) -> None:
                     "",
                     f"{k['name']} kernels: {'this CPU lacks the instructions' if k['built'] else 'not built'}",
                 )
-    else:
+    elif torch_info["ok"]:
         line(False, "native", native["reason"])
+    else:
+        line(False, "native", "not loaded: it needs torch")
     openmp = found["openmp"]
-    line(openmp["ok"], "OpenMP", ", ".join(openmp["runtimes"]) + (f": {openmp['reason']}" if openmp["reason"] else ""))
+    if openmp["runtimes"]:
+        reason = f": {openmp['reason']}" if openmp["reason"] else ""
+        line(openmp["ok"], "OpenMP", ", ".join(openmp["runtimes"]) + reason)
+    else:
+        line(False, "OpenMP", "no runtime in this process: kernels would run on one thread")
     code = found["gpu_code"]
     line(code["ok"], "GPU code", "; ".join(t for t in (", ".join(code["built"]), code["reason"]) if t))
     for gpu in found["gpus"]:

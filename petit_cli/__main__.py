@@ -1,0 +1,3 @@
+from petit_cli import main
+
+main()
