@@ -22,7 +22,7 @@ from vllm_server import ServerError, VllmServer
 
 QUESTIONS = (
     "What is the capital of Japan?",
-    "How many days are there in a week?",
+    "What is gravity? Answer in one sentence.",
     "What is photosynthesis? Answer in one sentence.",
 )
 NAME = "smollm2-135m-fp4"
